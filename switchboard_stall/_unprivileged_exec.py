@@ -1,7 +1,7 @@
 """Replaces itself with a PostgreSQL program, as somebody other than root, and ends with its parent.
 
-Run as a script, isolated (``python -I -S``), with the parent's process id, the folder the program
-writes to, and the program with its arguments. It is a program of its own because Python between
+Run as a script, isolated (``python -I -S``), with the parent's process id, the launcher's folder, and
+the program with its arguments. It is a program of its own because Python between
 ``fork`` and ``exec`` can deadlock in a parent with threads.
 """
 
@@ -15,6 +15,8 @@ from pathlib import Path
 CLONE_NEWUSER = 0x10000000
 PR_SET_PDEATHSIG = 1
 OVERFLOW_ID = 65534
+
+HANDED_OVER = ("pgdata", "pgdata.new", "password")
 
 
 def _checked(result: int, what: str) -> None:
@@ -35,19 +37,19 @@ def enter_user_namespace() -> None:
 
 
 def become_nobody(folder: Path, program: Path) -> None:
-    """Hand the folder to the user nobody and become that user."""
+    """Hand the launcher's files, and no others in the folder, to the user nobody, and become that user."""
     nobody = pwd.getpwnam("nobody")
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
+    for own in (folder / name for name in HANDED_OVER):
+        # Only what is still root's: in a tree that nobody can write to, root must follow no path.
+        if own.exists() and own.lstat().st_uid == 0:
+            for path in (own, *own.rglob("*")):
+                os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
     os.setgroups([])
     os.setgid(nobody.pw_gid)
     os.setuid(nobody.pw_uid)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(
-            f"the user nobody cannot reach {str(folder)!r}: a parent folder is closed to it"
-        )
-    if not os.access(program, os.X_OK):
-        raise PermissionError(f"the user nobody cannot run {str(program)!r}: a parent folder is closed to it")
+    for path in (folder, program):
+        if not os.access(path, os.X_OK):
+            raise PermissionError(f"{str(path)!r} is closed to that user, or a folder above it is")
 
 
 def leave_root(folder: Path, program: Path) -> None:

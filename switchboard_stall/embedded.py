@@ -62,6 +62,9 @@ FIXED_SETTINGS = frozenset({"data_directory", "listen_addresses", "port", "unix_
 # off would lose commits at an immediate shutdown, which crash tests rely on.
 NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
+# Whom root becomes must pass through; what is inside is closed to others by its own mode.
+FOLDER_MODE = 0o711
+
 SIGNALS: dict[str, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 LOG_TAIL_LINES = 20
@@ -77,6 +80,10 @@ class BinariesMissing(EmbeddedPostgresError):
 
 def _optional_path(value: str | os.PathLike[str] | None) -> Path | None:
     return None if value is None else Path(value)
+
+
+def _own_copy(value: Mapping[str, str]) -> dict[str, str]:
+    return dict(value)
 
 
 @define(eq=False)
@@ -104,7 +111,7 @@ class EmbeddedPostgres:
 
     data_dir: Path | None = field(default=None, converter=_optional_path)
     bin_dir: Path | None = field(default=None, kw_only=True, converter=_optional_path)
-    settings: Mapping[str, str] = field(factory=dict, kw_only=True, converter=dict)
+    settings: Mapping[str, str] = field(factory=dict, kw_only=True, converter=_own_copy)
     durable: bool = field(default=True, kw_only=True)
     timeout: float = field(default=60.0, kw_only=True, validator=validators.gt(0))
 
@@ -161,8 +168,7 @@ class EmbeddedPostgres:
         Starting a started server does nothing. After :meth:`crash` it recovers, under the same URL.
 
         :raises BinariesMissing: ``initdb`` or ``postgres`` was not found.
-        :raises EmbeddedPostgresError: the server ended at once, or was not ready after ``timeout`` seconds,
-            or a server that no launcher started occupies the folder.
+        :raises EmbeddedPostgresError: the server ended at once, or was not ready after ``timeout`` seconds.
         """
         if self._server is not None and not self._server.exited.is_set():
             return self
@@ -331,6 +337,7 @@ class _Cluster:
         """Make the cluster beside its place and move it there: a killed initdb leaves nothing half made."""
         unfinished = self.folder / "pgdata.new"
         shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
         self.password_file.unlink(missing_ok=True)
         with open(self.password_file, "x", opener=_private) as file:
             file.write(secrets.token_urlsafe(24) + "\n")
@@ -523,7 +530,9 @@ def _find_binaries(bin_dir: Path | None) -> Path:
 
 def _make_folder(data_dir: Path | None) -> Path:
     if data_dir is None:
-        return Path(tempfile.mkdtemp(prefix="switchboard-stall-"))
+        temporary = Path(tempfile.mkdtemp(prefix="switchboard-stall-"))
+        temporary.chmod(FOLDER_MODE)
+        return temporary
     folder = data_dir.absolute()
     if (folder / "PG_VERSION").exists():
         raise EmbeddedPostgresError(
@@ -538,7 +547,7 @@ def _locked(folder: Path, deadline: float) -> Iterator[None]:
     path = folder / "lock"
     while True:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise EmbeddedPostgresError(f"cannot keep a server in {str(folder)!r}: {error}") from error
