@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from switchboard_stall.models import Base, Endpoint, NotifyHook, QueueStall, Todo
+from switchboard_stall.ready import set_todo_ready_hook
 from switchboard_stall.schedule import STALL_POLICY, StallPolicy
+from switchboard_stall.statement import nudge_statement
+from switchboard_stall.sweep import IsolationError, Nudge, nudge_stalled_queues
 
 __all__ = [
     "STALL_POLICY",
     "Base",
     "Endpoint",
+    "IsolationError",
     "NotifyHook",
+    "Nudge",
     "QueueStall",
     "StallPolicy",
     "Todo",
+    "nudge_stalled_queues",
+    "nudge_statement",
+    "set_todo_ready_hook",
 ]

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Text, literal_column
+from datetime import timedelta
+from typing import Any, overload
+
+from sqlalchemy import ColumnElement, Integer, Interval, Text, literal_column
 
 
-def inlined(value: str) -> ColumnElement[str]:
-    """Return ``value`` as a text literal that stands in the SQL itself, quoted.
+@overload
+def inlined(value: str) -> ColumnElement[str]: ...
+@overload
+def inlined(value: int) -> ColumnElement[int]: ...
+@overload
+def inlined(value: timedelta) -> ColumnElement[timedelta]: ...
 
-    A generic plan does not know the value of a bound parameter, so it cannot use a partial index whose
-    predicate names that value. What an index predicate names is therefore written, never bound.
+
+def inlined(value: str | int | timedelta) -> ColumnElement[Any]:
+    """Return ``value`` as a literal that stands in the SQL itself, quoted where it is text.
+
+    A generic plan does not know the value of a bound parameter: it cannot use a partial index whose
+    predicate names that value, nor plan for a limit. What decides a plan is therefore written.
 
     :param value: a constant of the program, such as a state. Each distinct value is a distinct statement
         to every statement cache, so never a name that a sender chose.
     :raises ValueError: ``value`` holds a backslash or NUL, whose meaning hangs on a server setting.
     """
+    if isinstance(value, int):
+        return literal_column(str(int(value)), Integer())
+    if isinstance(value, timedelta):
+        seconds, rest = divmod(value, timedelta(seconds=1))
+        fraction = f".{rest.microseconds:06}" if rest else ""
+        return literal_column(f"interval '{seconds}{fraction} seconds'", Interval())
     if "\\" in value or "\0" in value:
         raise ValueError(f"cannot write {value!r} into SQL; bind it as a parameter")
     quoted = value.replace("'", "''")
