@@ -11,24 +11,26 @@ Nothing here runs anything. Source: design, "One statement decides, charges and 
 
 from __future__ import annotations
 
-import uuid
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     CTE,
     ColumnElement,
     FromClause,
+    Row,
     Select,
     SQLColumnExpression,
     and_,
     case,
+    column,
     delete,
     func,
+    literal,
     or_,
     select,
     true,
     tuple_,
+    values,
 )
 from sqlalchemy.dialects.postgresql import Insert, insert
 
@@ -39,7 +41,10 @@ from switchboard_stall.sql import inlined
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import Iterable
     from datetime import datetime, timedelta
+
+    from sqlalchemy.sql.dml import ReturningInsert
 
 PENDING: Final = inlined("pending")
 ACTIVE: Final = inlined("active")
@@ -338,3 +343,59 @@ def nudge_statement(
     all_pairs = pairs(pending())
     all_due = due(all_pairs, policy, now=now)
     return named(all_due, charged(all_due, policy, now=now)).add_cte(drained(all_pairs))
+
+
+def due_statement(
+    policy: StallPolicy = STALL_POLICY, *, now: datetime | None = None
+) -> Select[uuid.UUID, str, datetime | None, int, datetime, datetime, str]:
+    """Build the dry run: what the sweep would nudge, without a charge and without a write.
+
+    Rows are ``(endpoint_id, queue, claimed_at, spent, since, stalled_since, todo_id)``, in the order of
+    the cut. Followed by :func:`charge_statement` of its rows in one transaction it is the same sweep in
+    two statements, for engines that cannot plan it as one; :func:`drain_statement` is its reset.
+
+    :param policy: the waits and the limit.
+    :param now: an aware datetime; ``None`` means the database's ``statement_timestamp()``.
+    :raises ValueError: ``now`` is naive.
+    """
+    found = due(pairs(pending()), policy, now=now)
+    return select(*found.c).order_by(found.c.spent, found.c.since, found.c.endpoint_id, found.c.queue)
+
+
+def charge_statement(
+    rows: Iterable[Row[uuid.UUID, str, datetime | None, int, datetime, datetime, str]],
+    policy: StallPolicy = STALL_POLICY,
+    *,
+    now: datetime | None = None,
+) -> ReturningInsert[uuid.UUID, str, int, datetime, datetime | None]:
+    """Build the charge of the rows of :func:`due_statement`; it returns the ledger rows it won.
+
+    :param rows: at least one row of the dry run.
+    :param policy: the policy of the dry run.
+    :param now: the instant of the dry run if one was injected, else ``None``.
+    :raises ValueError: there is no row, or ``now`` is naive.
+    """
+    claim_type = QueueStall.last_claim_at.type
+    # A list in which nobody was ever claimed has no type of its own, so each instant brings one.
+    listed = [(row.endpoint_id, row.queue, literal(row.claimed_at, claim_type)) for row in rows]
+    if not listed:
+        raise ValueError("there is no due row to charge; skip the charge when the dry run is empty")
+    found = values(
+        column("endpoint_id", QueueStall.endpoint_id.type),
+        column("queue", QueueStall.queue.type),
+        column("claimed_at", claim_type),
+        name="due",
+    ).data(listed)
+    return charge(found, policy, now=now).returning(
+        QueueStall.endpoint_id,
+        QueueStall.queue,
+        QueueStall.nudges,
+        QueueStall.last_nudged_at,
+        QueueStall.last_claim_at,
+    )
+
+
+def drain_statement() -> Select[uuid.UUID, str]:
+    """Build the reset alone: deletes the ledger rows of pairs with no pending work and returns their keys."""
+    gone = drained(pairs(pending()))
+    return select(*gone.c)
