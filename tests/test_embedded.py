@@ -193,10 +193,10 @@ def test_durable_decides_whether_writes_are_synced(durable: bool, fsync: str) ->
 
 
 def test_the_callers_environment_does_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PGDATESTYLE", "German")
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     with launcher() as server:
-        monkeypatch.delenv("PGDATESTYLE")
-        assert ask(server.url, "SHOW datestyle") == "ISO, MDY"
+        monkeypatch.delenv("PGCLIENTENCODING")
+        assert ask(server.url, "SELECT reset_val FROM pg_settings WHERE name = 'client_encoding'") == "UTF8"
 
 
 @pytest.mark.parametrize("bin_dir", OTHER_VERSIONS, ids=lambda path: path.parent.name)

@@ -8,42 +8,43 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-from sqlalchemy import URL, Engine, NullPool, create_engine, make_url, text
+from attrs import field, frozen
+from sqlalchemy import URL, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from switchboard_stall import models
 from switchboard_stall.embedded import EmbeddedPostgres
+from switchboard_stall.migrations import database_url, upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TEST_DATABASE_URL = "SWITCHBOARD_TEST_DATABASE_URL"
 TEST_BIN_DIR = "SWITCHBOARD_TEST_BIN_DIR"
-TEST_POOLER = "SWITCHBOARD_TEST_POOLER"
-
-REPOSITORY = Path(__file__).parents[2]
+TEST_POOLER_URL = "SWITCHBOARD_TEST_POOLER_URL"
 
 
 @frozen
 class DatabaseServer:
     """A server that tests may create databases on.
 
-    ``pooler``: a transaction pooler stands before it, so nothing is prepared on a session, and a session
-    that stays open is not a test's fault.
+    ``pooler``: address of a transaction pooler before the server. Tests go through it, so nothing is
+    prepared on a session; what makes and drops their databases does not.
     """
 
     url: URL
-    pooler: bool = False
+    pooler: URL | None = None
+    _maintenance: Engine = field(init=False, repr=False)
 
-    def engine(self, database: str | None = None) -> Engine:
-        """An engine on the database; ``None``: on the maintenance database, each statement on its own."""
-        connect_args = {"prepare_threshold": None} if self.pooler else {}
-        if database is None:
-            return create_engine(
-                self.url, connect_args=connect_args, poolclass=NullPool, isolation_level="AUTOCOMMIT"
-            )
-        return create_engine(self.url.set(database=database), connect_args=connect_args)
+    @_maintenance.default
+    def _each_statement_on_its_own(self) -> Engine:
+        return create_engine(self.url, isolation_level="AUTOCOMMIT", pool_size=1)
+
+    def engine(self, database: str) -> Engine:
+        """The engine a test works with."""
+        if self.pooler is None:
+            return create_engine(self.url.set(database=database))
+        return create_engine(self.pooler.set(database=database), connect_args={"prepare_threshold": None})
 
     def create(self, name: str, *, template: str = "template1") -> None:
         self._run(f"CREATE DATABASE {_quoted(name)} TEMPLATE {_quoted(template)}")
@@ -58,10 +59,15 @@ class DatabaseServer:
             self._run(f"DROP DATABASE IF EXISTS {_quoted(name)}")
         except OperationalError as error:
             self._run(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
-            if not self.pooler:
+            # A pooler keeps sessions open by itself.
+            if self.pooler is None:
                 raise AssertionError(
                     f"sessions were left open on the test's database: {error.orig}"
                 ) from None
+
+    def disconnect(self) -> None:
+        """End the session that makes and drops databases."""
+        self._maintenance.dispose()
 
     def close(self, name: str) -> None:
         """Let nobody connect to the database, so that it can serve as a template at any time."""
@@ -69,23 +75,23 @@ class DatabaseServer:
         self._run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name", name=name)
 
     def _run(self, statement: str, **parameters: str) -> None:
-        with self.engine().connect() as connection:
+        with self._maintenance.connect() as connection:
             connection.execute(text(statement), parameters)
 
 
 @contextlib.contextmanager
 def database_server() -> Iterator[DatabaseServer]:
     """The server of this test run: the one the environment names, else an embedded one of its own."""
-    named = os.environ.get(TEST_DATABASE_URL)
-    if named:
-        url = make_url(named)
-        if url.drivername in {"postgresql", "postgres"}:
-            url = url.set(drivername="postgresql+psycopg")
-        yield DatabaseServer(url, pooler=bool(os.environ.get(TEST_POOLER)))
-        return
-    bin_dir = os.environ.get(TEST_BIN_DIR)
-    with EmbeddedPostgres(bin_dir=Path(bin_dir) if bin_dir else None, durable=False) as embedded:
-        yield DatabaseServer(embedded.url)
+    with contextlib.ExitStack() as stack:
+        named, pooler = os.environ.get(TEST_DATABASE_URL), os.environ.get(TEST_POOLER_URL)
+        if named:
+            server = DatabaseServer(database_url(named), pooler=database_url(pooler) if pooler else None)
+        else:
+            bin_dir = os.environ.get(TEST_BIN_DIR) or None
+            embedded = EmbeddedPostgres(bin_dir=Path(bin_dir) if bin_dir else None, durable=False)
+            server = DatabaseServer(stack.enter_context(embedded).url)
+        stack.callback(server.disconnect)
+        yield server
 
 
 @contextlib.contextmanager
@@ -94,11 +100,8 @@ def migrated_template(server: DatabaseServer) -> Iterator[str]:
     name = f"stall_template_{secrets.token_hex(6)}"
     server.create(name, template="template0")
     try:
-        engine = server.engine(name)
-        try:
-            build_schema(engine)
-        finally:
-            engine.dispose()
+        with create_engine(server.url.set(database=name), poolclass=NullPool).connect() as connection:
+            upgrade(connection)
         server.close(name)
         yield name
     finally:
@@ -114,10 +117,6 @@ def database_copy(server: DatabaseServer, template: str) -> Iterator[str]:
         yield name
     finally:
         server.drop(name)
-
-
-def build_schema(engine: Engine) -> None:
-    models.Base.metadata.create_all(engine)
 
 
 def empty(engine: Engine) -> None:
