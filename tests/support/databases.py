@@ -54,16 +54,17 @@ class DatabaseServer:
 
         :raises AssertionError: somebody was: a test leaks sessions.
         """
+        drop = f"DROP DATABASE IF EXISTS {_quoted(name)}"
+        if self.pooler is not None:
+            # A pooler keeps sessions open by itself.
+            self._run(f"{drop} WITH (FORCE)")
+            return
         try:
             # The server waits some seconds for sessions that are about to end.
-            self._run(f"DROP DATABASE IF EXISTS {_quoted(name)}")
+            self._run(drop)
         except OperationalError as error:
-            self._run(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
-            # A pooler keeps sessions open by itself.
-            if self.pooler is None:
-                raise AssertionError(
-                    f"sessions were left open on the test's database: {error.orig}"
-                ) from None
+            self._run(f"{drop} WITH (FORCE)")
+            raise AssertionError(f"sessions were left open on the test's database: {error.orig}") from None
 
     def disconnect(self) -> None:
         """End the session that makes and drops databases."""
