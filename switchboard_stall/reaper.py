@@ -148,7 +148,7 @@ class Reaper:
             if late.is_alive():
                 return
             del self._late[duty.name]
-            _log.info("%s: came back after more than %s", duty.name, self.patience)
+            _log.info("%s: came back", duty.name)
             late.report()
         run = _Run(duty)
         try:

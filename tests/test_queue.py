@@ -868,8 +868,10 @@ def fill(engine: Engine, endpoint_id: uuid.UUID, count: int, **columns: Any) -> 
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "without statistics"])
 def test_a_claim_costs_a_handful_of_pages_whatever_lies_around_it(
-    engine: Engine, world: World, plans: str, analyzed: bool
+    server: DatabaseServer, engine: Engine, world: World, plans: str, analyzed: bool
 ) -> None:
+    if server.pooler:
+        pytest.skip("a generic plan needs a prepared statement, which a pooler does not keep")
     endpoint = world.endpoint(scope=["inbox", "other"])
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE todos SET (autovacuum_enabled = off)"))
