@@ -29,9 +29,10 @@ def inlined(value: str | int | timedelta) -> ColumnElement[Any]:
     if isinstance(value, int):
         return literal_column(str(int(value)), Integer())
     if isinstance(value, timedelta):
-        seconds, rest = divmod(value, timedelta(seconds=1))
+        sign = "-" if value < timedelta(0) else ""
+        seconds, rest = divmod(abs(value), timedelta(seconds=1))
         fraction = f".{rest.microseconds:06}" if rest else ""
-        return literal_column(f"interval '{seconds}{fraction} seconds'", Interval())
+        return literal_column(f"interval '{sign}{seconds}{fraction} seconds'", Interval())
     if "\\" in value or "\0" in value:
         raise ValueError(f"cannot write {value!r} into SQL; bind it as a parameter")
     quoted = value.replace("'", "''")
