@@ -1,0 +1,263 @@
+"""One attempt: one POST to one pinned address, within one deadline and two byte budgets, whoever answers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import io
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from switchboard_stall.notify.health import FailureClass
+    from switchboard_stall.notify.target import Address, Target
+
+MAX_HEADER_BYTES: Final = 65_536
+"""The most bytes read before a response's headers are complete, interim responses included."""
+
+MAX_RESPONSE_BODY_BYTES: Final = 65_536
+"""The most bytes read of a response's body. What is read is thrown away."""
+
+MAX_DIALS: Final = 4
+"""The most addresses of one host that one attempt connects to, in the resolver's order."""
+
+_RETRIED_STATUSES: Final = frozenset((408, 429))
+_INTERIM: Final = range(102, 200)
+_CHUNK: Final = 8_192
+
+
+@frozen
+class Outcome:
+    """How one attempt ended.
+
+    :param error: ``None`` if it was delivered.
+    :param status: the HTTP status, if the receiver answered at all.
+    :param retry: whether the same notification may be tried again.
+    """
+
+    error: FailureClass | None
+    status: int | None = None
+    retry: bool = False
+
+
+def post(
+    target: Target,
+    addresses: Sequence[Address],
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    timeout: float,
+    tls: ssl.SSLContext,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Send one POST and tell how it ended. Never raises for what the network or the receiver does.
+
+    No name is resolved, no proxy asked, no redirect followed, no connection kept, no encoding undone.
+
+    :param target: the checked URL. TLS is verified against its host.
+    :param addresses: its checked addresses, the only ones that are dialled.
+    :param headers: all headers but Host, Content-Length and Connection.
+    :param body: the bytes to send.
+    :param timeout: seconds for connecting, TLS, sending, headers and body together.
+    :param tls: a context that verifies.
+    :param monotonic: reads a clock in seconds that never goes back.
+
+    Source: wake chain, "Delivery of a notification", attempt.
+    """
+    deadline = _Deadline(timeout, monotonic)
+    try:
+        with _dial(target, addresses, deadline, tls) as wire:
+            return _exchange(wire, target, headers, body)
+    except ssl.SSLCertVerificationError:  # It is an OSError too, and nothing a retry could mend.
+        return Outcome("tls")
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return Outcome("network", retry=True)
+    except ssl.SSLError:
+        return Outcome("tls")
+    except TimeoutError:
+        return Outcome("timeout", retry=True)
+    except http.client.RemoteDisconnected:
+        return Outcome("network", retry=True)
+    except (_BudgetSpent, http.client.HTTPException, ValueError):
+        return Outcome("network")  # An answer that is not HTTP, or never ends: the next would be the same.
+    except OSError:
+        return Outcome("network", retry=True)
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return a context that trusts what this machine trusts. Making it takes some 20 ms: share it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    return narrowed(context)
+
+
+def narrowed(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Return the same context, held to TLS 1.2 or newer and to names in the certificate's extension.
+
+    :raises ValueError: it does not verify certificates or host names.
+    """
+    if context.verify_mode != ssl.CERT_REQUIRED or not context.check_hostname:
+        raise ValueError("tls_context does not verify; it needs verify_mode=CERT_REQUIRED and check_hostname")
+    if context.minimum_version < ssl.TLSVersion.TLSv1_2:
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.hostname_checks_common_name = False
+    return context
+
+
+class _BudgetSpent(OSError):
+    """The receiver sent more than an attempt reads."""
+
+
+class _Deadline:
+    def __init__(self, timeout: float, monotonic: Callable[[], float]) -> None:
+        """Make it; the class says of what."""
+        self._monotonic = monotonic
+        self._end = monotonic() + timeout
+
+    def left(self) -> float:
+        """Seconds left, more than none.
+
+        :raises TimeoutError: none is left.
+        """
+        left = self._end - self._monotonic()
+        if left <= 0:
+            raise TimeoutError("the attempt's time is up")
+        return left
+
+
+def _dial(target: Target, addresses: Sequence[Address], deadline: _Deadline, tls: ssl.SSLContext) -> _Wire:
+    sock = _connect(target, addresses[:MAX_DIALS], deadline)
+    if target.scheme == "http":
+        return _Wire(sock, deadline)
+    try:
+        sock.settimeout(deadline.left())
+        return _Wire(tls.wrap_socket(sock, server_hostname=target.host), deadline)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connect(target: Target, addresses: Sequence[Address], deadline: _Deadline) -> socket.socket:
+    failure: OSError = OSError(errno.EADDRNOTAVAIL, "no address to dial")
+    for number, address in enumerate(addresses):
+        left = deadline.left()
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # The others get their share of the time when this one is a black hole.
+            sock.settimeout(left / (len(addresses) - number))
+            sock.connect((str(address), target.port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure
+
+
+class _Wire(io.RawIOBase):
+    """A connected socket with the deadline and a byte budget armed on each read and write.
+
+    What a per-read timeout would let drip for ever ends here.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: _Deadline) -> None:
+        """Make it; the class says of what."""
+        self._sock = sock
+        self._deadline = deadline
+        self._budget = MAX_HEADER_BYTES
+        self._reader = _Reader(self, _CHUNK)
+
+    def allow(self, budget: int) -> None:
+        """Set how many more bytes may be read."""
+        self._budget = budget
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        if self._budget <= 0:
+            raise _BudgetSpent("the receiver sent more than an attempt reads")
+        self._sock.settimeout(self._deadline.left())
+        view = memoryview(buffer).cast("B")
+        count = self._sock.recv_into(view[: self._budget])
+        self._budget -= count
+        return count
+
+    def sendall(self, data: ReadableBuffer) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            self._sock.settimeout(self._deadline.left())
+            view = view[self._sock.send(view) :]
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Give http.client the one reader, so that what it has read ahead is not lost between responses."""
+        return self._reader
+
+    def close(self) -> None:
+        self._sock.close()
+        super().close()
+
+
+class _Reader(io.BufferedReader):
+    """A reader that a response cannot close: the next response on the same connection needs it."""
+
+    def close(self) -> None:
+        pass
+
+
+def _exchange(wire: _Wire, target: Target, headers: Mapping[str, str], body: bytes) -> Outcome:
+    wire.sendall(_request(target, headers, body))
+    while True:
+        response = http.client.HTTPResponse(wire, method="POST")  # type: ignore[arg-type]
+        response.begin()
+        if response.status not in _INTERIM:
+            break
+    outcome = _judged(response.status)
+    # The status has decided; the rest is read so that an honest receiver can finish its answer.
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        _drain(wire, response)
+    return outcome
+
+
+def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
+    fields = {
+        "host": target.authority,
+        "content-length": str(len(body)),
+        "accept-encoding": "identity",
+        "connection": "close",
+        **headers,
+    }
+    lines = [f"POST {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode("ascii") + body
+
+
+def _drain(wire: _Wire, response: http.client.HTTPResponse) -> None:
+    left = MAX_RESPONSE_BODY_BYTES
+    wire.allow(left)
+    while left and (data := response.read(min(left, _CHUNK))):
+        left -= len(data)
+
+
+def _judged(status: int) -> Outcome:
+    if 200 <= status < 300:
+        return Outcome(None, status)
+    if 300 <= status < 400:
+        return Outcome("redirect", status)
+    if status >= 500:
+        return Outcome("server_error", status, retry=status < 600)
+    return Outcome("client_error", status, retry=status in _RETRIED_STATUSES)
