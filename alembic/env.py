@@ -113,10 +113,12 @@ def session() -> Iterator[tuple[sa.Connection, str]]:
             migrations.database_url(options.get("url")), poolclass=sa.pool.NullPool
         )
         with engine.connect() as connection:
-            # The lock and the settings end with the session, so a pool must not get it back.
-            connection.detach()
-            with prepared(connection) as schema:
-                yield connection, schema
+            try:
+                with prepared(connection) as schema:
+                    yield connection, schema
+            finally:
+                # The lock and the settings end with the session, so a pool must not get it back.
+                connection.invalidate()
     else:
         if given.in_transaction():
             raise migrations.ConnectionBusy(
