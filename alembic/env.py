@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from alembic import context
 from sqlalchemy.exc import DBAPIError
+
+from alembic import context
 
 # `alembic upgrade head` in a checkout is promised without installing it.
 _root = Path(__file__).resolve().parent.parent
@@ -91,16 +92,16 @@ def include_object(
     return not (type_ == "table" and reflected and name not in Base.metadata.tables)
 
 
-def verify_stamp(*, ctx: MigrationContext, step: MigrationInfo, **_: Any) -> None:
+def verify_stamp(ctx: MigrationContext, step: MigrationInfo, *_: Any, **__: Any) -> None:
     """Check the tables in the transaction that writes the version row: a refusal takes the row with it."""
-    if not step.is_stamp or not step.up_revision_ids:
+    if not step.is_stamp:
         return
     if ctx.as_sql:
         raise migrations.Offline(
             "A stamp checks the tables before it writes, so it needs the database: run it without --sql"
         )
     assert ctx.connection is not None
-    for revision in step.up_revision_ids:
+    for revision in step.destination_revision_ids:
         migrations.verify_stamp(ctx.connection, ctx.opts["stall_schema"], revision)
 
 
@@ -109,9 +110,7 @@ def session() -> Iterator[tuple[sa.Connection, str]]:
     """Give a connection that holds the migration lock, with its schema and timeouts set."""
     given: sa.Connection | None = options.get("connection")
     if given is None:
-        engine: sa.Engine = options.get("engine") or sa.create_engine(
-            migrations.database_url(options.get("url")), poolclass=sa.pool.NullPool
-        )
+        engine: sa.Engine = options.get("engine") or migrations.make_engine()
         with engine.connect() as connection:
             try:
                 with prepared(connection) as schema:
@@ -132,8 +131,10 @@ def session() -> Iterator[tuple[sa.Connection, str]]:
 def given_back(connection: sa.Connection) -> Iterator[None]:
     """Restore what the caller had set on the connection."""
     names = ("lock_timeout", "statement_timeout", "search_path")
-    level = connection.get_execution_options().get("isolation_level") or connection.default_isolation_level
     before = {name: connection.scalar(sa.func.current_setting(name)) for name in names}
+    level = connection.get_isolation_level()
+    if connection.dialect.detect_autocommit_setting(connection.connection.dbapi_connection):
+        level = "AUTOCOMMIT"
     connection.rollback()
     try:
         yield
@@ -156,7 +157,8 @@ def prepared(connection: sa.Connection) -> Iterator[str]:
     wait_turn(connection)
     schema = asked_schema or connection.scalar(sa.func.current_schema())
     known = connection.scalar(
-        sa.text("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = :schema)"), {"schema": schema}
+        sa.text("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = :schema)"),
+        {"schema": schema},
     )
     if schema is None or not known:
         raise migrations.SchemaMissing(
@@ -178,8 +180,8 @@ def prepared(connection: sa.Connection) -> Iterator[str]:
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == LOCK_NOT_AVAILABLE:
             raise migrations.LockTimeout(
-                f"A lock was not granted in time ({error.orig}): another transaction is open on the table. Run it "
-                "again when that has ended; what was finished is kept"
+                f"A lock was not granted in time ({error.orig}): another transaction is open on the table. "
+                "Run it again when that has ended; what was finished is kept"
             ) from error
         raise
 
@@ -190,8 +192,8 @@ def wait_turn(connection: sa.Connection) -> None:
         connection.commit()
         if time.monotonic() >= deadline:
             raise migrations.UpgradeInProgress(
-                f"Another process has been migrating this database for {timeouts.turn}: wait for it, or look for its "
-                "advisory lock in pg_locks"
+                f"Another process has been migrating this database for {timeouts.turn}: wait for it, or look "
+                "for its advisory lock in pg_locks"
             )
         time.sleep(POLL_SECONDS)
     connection.commit()

@@ -1,8 +1,8 @@
-"""The schema's revisions, from Python: upgrade, downgrade, stamp, current, and a helper for host autogenerates.
+"""The schema's revisions from Python: upgrade, downgrade, stamp, current, and a helper for hosts' autogenerate.
 
 The scripts are alembic's, in a folder of their own with a version table of their own, so a host that runs
-alembic for its other tables keeps its history untouched. In a checkout the folder is ``alembic/``; in a wheel it
-is ``switchboard_stall/alembic/``.
+alembic for its other tables keeps its history untouched. In a checkout the folder is ``alembic/``; in a
+wheel it is ``switchboard_stall/alembic/``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import sqlalchemy as sa
-from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -22,16 +21,20 @@ from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
 from sqlalchemy.exc import ArgumentError
 
+from alembic import command
 from switchboard_stall.models import Base
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from alembic.runtime.environment import NameFilterType
+    from sqlalchemy.engine.interfaces import ReflectedColumn
 
 VERSION_TABLE: Final = "switchboard_stall_version"
 """The table that holds this package's revision. Never ``alembic_version``, which is the host's."""
 
 BASE_REVISION: Final = "0001"
-"""The base tables as the wake chain made them, and ``todos.vouched``: the revision an existing database adopts."""
+"""The wake chain's base tables, with ``todos.vouched``: the revision an existing database adopts."""
 
 DATABASE_URL: Final = "DATABASE_URL"
 """The environment variable that names the database when nothing else does."""
@@ -102,8 +105,8 @@ class Timeouts:
     :ivar turn: to wait for another process that is migrating the same database.
     :ivar lock: to wait for any lock in a transactional step. Writers queue behind such a wait: keep it short.
     :ivar statement: to run one statement in a transactional step.
-    :ivar build_lock: to wait, while an index is built or dropped CONCURRENTLY, for the transactions that were open
-        before it. Nobody queues behind this wait. The build itself has no limit.
+    :ivar build_lock: to wait, while an index is built or dropped CONCURRENTLY, for the transactions that were
+        open before it. No reader or writer queues behind this wait. The build itself has no limit.
     """
 
     turn: timedelta = timedelta(minutes=10)
@@ -122,8 +125,8 @@ Target = str | sa.URL | sa.Engine | sa.Connection
 def database_url(value: str | sa.URL | None = None) -> sa.URL:
     """Return the database's URL with the psycopg driver.
 
-    :param value: ``postgres://``, ``postgresql://`` or ``postgresql+psycopg://``. ``None`` or the empty string
-        means the environment variable ``DATABASE_URL``.
+    :param value: ``postgres://``, ``postgresql://`` or ``postgresql+psycopg://``. ``None`` or the empty
+        string means the environment variable ``DATABASE_URL``.
     :raises DatabaseUrlMissing: neither names a database.
     :raises DatabaseUrlInvalid: it is no URL, or of another database or driver.
     """
@@ -143,7 +146,8 @@ def database_url(value: str | sa.URL | None = None) -> sa.URL:
         ) from None
     if url.drivername not in ("postgres", "postgresql", _DRIVER):
         raise DatabaseUrlInvalid(
-            f"The database URL begins with {url.drivername!r}: it must begin with postgres, postgresql or {_DRIVER}"
+            f"The database URL begins with {url.drivername!r}: "
+            f"it must begin with postgres, postgresql or {_DRIVER}"
         )
     return url.set(drivername=_DRIVER)
 
@@ -153,8 +157,8 @@ def upgrade(
 ) -> None:
     """Bring the schema to a revision. A second call is a no-op; two processes at once take turns.
 
-    :param target: the database. An engine gives one connection of its own, closed after use. A connection must be
-        idle and direct, not through a transaction pooler; it is given back as it came.
+    :param target: the database, reached directly and not through a transaction pooler. An engine gives one
+        connection, which is closed for good after use. A connection given must be idle; it keeps its settings.
     :param revision: where to go, ``head`` for the newest.
     :param schema: the PostgreSQL schema that holds the tables and the version table. ``None`` means the first
         schema of the connection's search path.
@@ -174,7 +178,8 @@ def downgrade(
     """Take the schema back to an older revision, with the data that only newer ones hold.
 
     :param target: see :func:`upgrade`.
-    :param revision: ``0001`` drops the ledger and the stall indexes; ``base`` drops every table with its rows.
+    :param revision: ``0001`` drops the ledger and the stall indexes; ``base`` drops every table with its
+        rows.
     :param schema: see :func:`upgrade`.
     :param timeouts: see :func:`upgrade`.
     :raises NotOurs: ``base`` would drop tables that this package did not make.
@@ -190,26 +195,27 @@ def stamp(
     """Adopt tables that are there already: check them, then write the version row and nothing else.
 
     :param target: see :func:`upgrade`.
-    :param revision: the revision whose promise the tables keep. The default is what the wake chain makes plus
-        ``todos.vouched``; :func:`upgrade` goes on from there. ``base`` forgets the tables and leaves them alone.
+    :param revision: the revision whose promise the tables keep. The default is what the wake chain makes
+        plus ``todos.vouched``; :func:`upgrade` goes on from there. ``base`` forgets the tables and leaves
+        them alone.
     :param schema: see :func:`upgrade`.
     :param timeouts: see :func:`upgrade`.
-    :raises SchemaIncomplete: a table, column, key or index of the revision is missing or differs. Nothing is written.
-        What the host has beyond that is no obstacle.
+    :raises SchemaIncomplete: a table, column, key or index of the revision is missing or differs. Nothing is
+        written. What the host has beyond that is no obstacle.
     :raises UnknownRevision: this release does not know the revision.
     """
     _run(command.stamp, target, revision, schema, timeouts)
 
 
 def current(target: Target, *, schema: str | None = None) -> str | None:
-    """Return the revision the version table names, ``None`` when it names none. Waits for nobody, writes nothing.
+    """Return the revision the version table names, ``None`` when it names none. Waits for nobody; only reads.
 
-    :param target: see :func:`upgrade`.
+    :param target: see :func:`upgrade`. A connection may be inside a transaction, and through a pooler.
     :param schema: see :func:`upgrade`.
     """
     if isinstance(target, sa.Connection):
         return _current(target, schema)
-    engine = target if isinstance(target, sa.Engine) else _engine(target)
+    engine = target if isinstance(target, sa.Engine) else make_engine(target)
     with engine.connect() as connection:
         return _current(connection, schema)
 
@@ -228,11 +234,11 @@ def include_object(
     reflected: bool,
     compare_to: sa.schema.SchemaItem | None,
 ) -> bool:
-    """Keep a host's autogenerate away from this package's tables: pass it as ``include_object`` in the host's env.py.
+    """Keep a host's autogenerate away from this package's tables: ``context.configure(include_object=...)``.
 
-    The host neither drops nor makes what is ours, in whatever schema, also when its metadata includes ``Base.metadata``. A table
-    of ours that the host declares itself stays the host's to compare, but for the columns and indexes that
-    only we declare. The parameters are alembic's.
+    The host neither drops nor makes what is ours, in whatever schema, also when its metadata includes
+    ``Base.metadata``. A table of ours that the host declares itself stays the host's to compare, but for the
+    columns and indexes that only we declare. The parameters are alembic's.
     """
     if not reflected:
         return _table(item).metadata is not Base.metadata
@@ -248,6 +254,14 @@ def include_object(
         return False
     named = {thing.name for thing in (*ours.columns, *ours.indexes, *ours.constraints)}
     return name not in named
+
+
+def make_engine(url: str | sa.URL | None = None) -> sa.Engine:
+    """Return an engine that keeps no connection.
+
+    :param url: see :func:`database_url`.
+    """
+    return sa.create_engine(database_url(url), poolclass=sa.pool.NullPool)
 
 
 def script_location() -> Path:
@@ -269,12 +283,15 @@ def differences(connection: sa.Connection, schema: str, revision: str) -> tuple[
     scripts = ScriptDirectory(str(script_location()))
     for script in reversed(list(scripts.walk_revisions("base", revision))):
         found += _table_differences(connection, schema, script.module.metadata)
-        found += [
-            f"index {index.name} on {index.table} is missing or invalid: upgrading from {script.down_revision} "
-            "builds it"
-            for index in getattr(script.module, "CONCURRENT_INDEXES", ())
-            if not _index_is_valid(connection, schema, index.name)
-        ]
+        for index in getattr(script.module, "CONCURRENT_INDEXES", ()):
+            valid = _index_is_valid(connection, schema, index.name)
+            if not valid:
+                state = "missing" if valid is None else "invalid"
+                drop = "" if valid is None else f"DROP INDEX CONCURRENTLY {index.name}; "
+                found.append(
+                    f"index {index.name} on {index.table} is {state}: {drop}CREATE INDEX CONCURRENTLY "
+                    f"{index.name} ON {index.table} ({index.columns}) WHERE {index.where};"
+                )
     return tuple(found)
 
 
@@ -291,21 +308,24 @@ def refuse_unversioned(connection: sa.Connection, schema: str, metadata: sa.Meta
     if not there:
         return
     missing = tuple(_table_differences(connection, schema, metadata))
-    found = f"Schema {schema!r} already holds {', '.join(there)}, but {VERSION_TABLE} has no row for revision {revision}"
+    found = (
+        f"Schema {schema!r} already holds {', '.join(there)}, "
+        f"but {VERSION_TABLE} says that revision {revision} did not make it"
+    )
     if missing:
         raise SchemaIncomplete(
-            f"{found}, and they are not what it makes. Mend this first, then stamp {revision}, then upgrade:"
-            + _listed(missing),
+            f"{found}, and it is not what that makes. Nothing was changed. Mend this, then stamp {revision}, "
+            "then upgrade; or name another schema:" + _listed(missing),
             missing,
         )
     raise NotAdopted(
-        f"{found}. Nothing was changed. If the wake chain made them, adopt them, then upgrade: "
+        f"{found}. Nothing was changed. If they are the wake chain's, adopt them, then upgrade: "
         f"switchboard-stall db stamp {revision} (or: alembic stamp {revision})"
     )
 
 
 def refuse_foreign(connection: sa.Connection, schema: str, metadata: sa.MetaData) -> None:
-    """Refuse to drop tables that hold columns no revision made, or are partitioned: their owner is someone else.
+    """Refuse to drop tables that hold columns no revision made, or are partitioned: someone else owns them.
 
     :param metadata: the tables about to be dropped.
     :raises NotOurs: naming each such table and column.
@@ -320,8 +340,9 @@ def refuse_foreign(connection: sa.Connection, schema: str, metadata: sa.MetaData
                 signs.append(f"the partitions of {table.name}")
     if signs:
         raise NotOurs(
-            f"Schema {schema!r} holds what this package never made: {', '.join(signs)}. Its tables were adopted, so "
-            "they are not dropped. To leave them and forget the revision: switchboard-stall db stamp base"
+            f"Schema {schema!r} holds what this package never made: {', '.join(signs)}. Its tables were "
+            "adopted, so they are not dropped. To leave them and forget the revision: "
+            "switchboard-stall db stamp base"
         )
 
 
@@ -340,7 +361,11 @@ def verify_stamp(connection: sa.Connection, schema: str, revision: str) -> None:
 
 
 def _run(
-    operation: Any, target: Target, revision: str, schema: str | None, timeouts: Timeouts
+    operation: Callable[[Config, str], None],
+    target: Target,
+    revision: str,
+    schema: str | None,
+    timeouts: Timeouts,
 ) -> None:
     config = Config(attributes={"schema": schema, "timeouts": timeouts})
     # ConfigParser interpolates: a percent sign in a folder's name is not one of its variables.
@@ -350,20 +375,16 @@ def _run(
     elif isinstance(target, sa.Engine):
         config.attributes["engine"] = target
     else:
-        config.attributes["url"] = database_url(target)
+        config.attributes["engine"] = make_engine(target)
     try:
         operation(config, revision)
     except CommandError as error:
         if isinstance(error.__cause__, ResolutionError):
             raise UnknownRevision(
-                f"{error}. This release has revisions up to {head()}: ask for one of those, or install the release "
-                "that made the database's"
+                f"{error}. This release has revisions up to {head()}: ask for one of those, or install the "
+                "release that made the database's"
             ) from error
         raise
-
-
-def _engine(url: str | sa.URL | None) -> sa.Engine:
-    return sa.create_engine(database_url(url), poolclass=sa.pool.NullPool)
 
 
 def _current(connection: sa.Connection, schema: str | None) -> str | None:
@@ -389,43 +410,76 @@ def _listed(missing: tuple[str, ...]) -> str:
 
 
 def _table_differences(connection: sa.Connection, schema: str, metadata: sa.MetaData) -> list[str]:
-    found: list[str] = []
     inspector = sa.inspect(connection)
-    dialect = connection.dialect
+    found: list[str] = []
     for table in _own_tables(metadata):
         if not inspector.has_table(table.name, schema=schema):
             found.append(f"table {table.name} is missing")
             continue
         there = {column["name"]: column for column in inspector.get_columns(table.name, schema=schema)}
         for column in table.columns:
-            label = f"{table.name}.{column.name}"
-            alter = f"ALTER TABLE {table.name}"
-            actual = there.get(column.name)
-            if actual is None:
-                ddl = str(sa.schema.CreateColumn(column).compile(dialect=dialect))
-                sentence = f"column {label} is missing: {alter} ADD COLUMN {ddl};"
-                found.append(" ".join((sentence, *column.info.get("backfill", ()))))
-                continue
-            promised, actual_type = column.type.compile(dialect), actual["type"].compile(dialect)
-            if promised != actual_type:
-                found.append(f"column {label} is {actual_type}, must be {promised}")
-            if column.nullable != actual["nullable"]:
-                verb = "DROP" if column.nullable else "SET"
-                found.append(
-                    f"column {label} {'refuses' if column.nullable else 'admits'} null: "
-                    f"{alter} ALTER COLUMN {column.name} {verb} NOT NULL;"
-                )
-            if column.server_default is not None and actual["default"] is None:
-                found.append(f"column {label} has no default")
-        # A partitioned table's key must hold the partition key as well.
+            found += _column_differences(column, there.get(column.name), connection.dialect)
+        # A partitioned table's keys must hold the partition key as well.
         if not _is_partitioned(connection, schema, table.name):
             key = inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]
-            if key != [column.name for column in table.primary_key]:
-                wanted = ", ".join(column.name for column in table.primary_key)
+            if key != table.primary_key.columns.keys():
+                wanted = ", ".join(table.primary_key.columns.keys())
+                found.append(f"table {table.name} has the primary key ({', '.join(key)}), must be ({wanted})")
+        unique = {
+            tuple(index["column_names"])
+            for index in inspector.get_indexes(table.name, schema=schema)
+            if index["unique"]
+        }
+        for promised, ddl in _unique(table):
+            if promised not in unique:
+                label = f"{table.name} ({', '.join(promised)})"
+                found.append(f"nothing keeps {label} unique: {ddl.compile(dialect=connection.dialect)};")
+        keys = {
+            (tuple(key["constrained_columns"]), key["referred_table"], key["options"].get("ondelete"))
+            for key in inspector.get_foreign_keys(table.name, schema=schema)
+        }
+        for foreign in table.foreign_key_constraints:
+            promise = (tuple(foreign.column_keys), foreign.referred_table.name, foreign.ondelete)
+            if promise not in keys:
+                ddl = sa.schema.AddConstraint(foreign, isolate_from_table=False)
                 found.append(
-                    f"table {table.name} has the primary key ({', '.join(key)}), must be ({wanted})"
+                    f"no foreign key leads from {table.name} ({', '.join(foreign.column_keys)}) to "
+                    f"{promise[1]}: {ddl.compile(dialect=connection.dialect)};"
                 )
     return found
+
+
+def _column_differences(
+    column: sa.Column[object], there: ReflectedColumn | None, dialect: sa.Dialect
+) -> Iterable[str]:
+    label = f"{column.table.name}.{column.name}"
+    alter = f"ALTER TABLE {column.table.name}"
+    if there is None:
+        ddl = sa.schema.CreateColumn(column).compile(dialect=dialect)
+        yield " ".join(
+            (f"column {label} is missing: {alter} ADD COLUMN {ddl};", *column.info.get("then", ()))
+        )
+        return
+    promised, actual = column.type.compile(dialect), there["type"].compile(dialect)
+    if promised != actual:
+        yield f"column {label} is {actual}, must be {promised}"
+    if column.nullable != there["nullable"]:
+        says, verb = ("refuses", "DROP") if column.nullable else ("admits", "SET")
+        yield f"column {label} {says} null: {alter} ALTER COLUMN {column.name} {verb} NOT NULL;"
+    if column.server_default is not None and there["default"] is None:
+        default = dialect.ddl_compiler(dialect, None).get_column_default_string(column)
+        yield f"column {label} has no default: {alter} ALTER COLUMN {column.name} SET DEFAULT {default};"
+
+
+def _unique(table: sa.Table) -> Iterable[tuple[tuple[str, ...], sa.schema.ExecutableDDLElement]]:
+    """Return what the table promises to keep unique, as columns, and the statement that makes it so."""
+    for constraint in table.constraints:
+        if isinstance(constraint, sa.UniqueConstraint):
+            add = sa.schema.AddConstraint(constraint, isolate_from_table=False)
+            yield tuple(constraint.columns.keys()), add
+    for index in table.indexes:
+        if index.unique:
+            yield tuple(index.columns.keys()), sa.schema.CreateIndex(index)
 
 
 def _is_partitioned(connection: sa.Connection, schema: str, table: str) -> bool:
@@ -439,12 +493,15 @@ def _is_partitioned(connection: sa.Connection, schema: str, table: str) -> bool:
     return kind == "p"
 
 
-def _index_is_valid(connection: sa.Connection, schema: str, name: str) -> bool:
-    valid = connection.scalar(
+def _index_is_valid(connection: sa.Connection, schema: str, name: str) -> bool | None:
+    """Return ``None`` when there is no such index."""
+    valid: bool | None = connection.scalar(
         sa.text(
-            "SELECT i.indisvalid FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid "
-            "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = :schema AND c.relname = :name"
+            "SELECT i.indisvalid FROM pg_catalog.pg_index AS i "
+            "JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid "
+            "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = :schema AND c.relname = :name"
         ),
         {"schema": schema, "name": name},
     )
-    return bool(valid)
+    return valid

@@ -6,9 +6,9 @@ Revision: 0001, the first.
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import postgresql as pg
 
+from alembic import op
 from switchboard_stall import migrations
 
 revision = "0001"
@@ -80,8 +80,8 @@ sa.Table(
         server_default=sa.text("false"),
         nullable=False,
         info={
-            # In the existing chain the gate lives one table away.
-            "backfill": (
+            # In an existing database the gate lives one table away.
+            "then": (
                 "UPDATE todos SET vouched = true FROM events",
                 "WHERE events.id = todos.event_id AND (events.verified OR events.trust_mode = 'token');",
                 "and whoever inserts todos must set it from now on",
@@ -122,7 +122,8 @@ sa.Table(
         "idempotency_key",
         unique=True,
         postgresql_where=sa.text(
-            "idempotency_key IS NOT NULL AND state != 'done' AND (state != 'failed' OR next_retry_at IS NOT NULL)"
+            "idempotency_key IS NOT NULL AND state != 'done' "
+            "AND (state != 'failed' OR next_retry_at IS NOT NULL)"
         ),
     ),
 )

@@ -10,8 +10,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
-from alembic import op
 
+from alembic import op
 from switchboard_stall import migrations
 
 if TYPE_CHECKING:
@@ -116,16 +116,14 @@ def _set_timeouts(*, lock: float, statement: float) -> None:
 def _build(index: ConcurrentIndex, relation: str, name: str) -> str:
     """Build the index on the relation and below it, keeping what an earlier run finished; return its name."""
     schema = _scalar(
-        "SELECT c.relnamespace::regnamespace::text FROM pg_class AS c WHERE c.oid = CAST(:relation AS regclass)",
+        "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = CAST(:relation AS regclass)",
         relation=relation,
     )
     quoted = op.get_bind().dialect.identifier_preparer.quote(name)
     qualified = f"{schema}.{quoted}"
-    valid = _scalar(
-        "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:index)", index=qualified
-    )
+    valid = _scalar("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:index)", index=qualified)
     if _is_partitioned(relation):
-        # CONCURRENTLY is refused here. ONLY takes no time, and stays invalid until every partition is attached.
+        # CONCURRENTLY is refused here. ONLY takes no time, and is invalid until every partition is attached.
         if valid is None:
             _execute(f"CREATE INDEX {quoted} ON ONLY {relation} ({index.columns}) WHERE {index.where}")
         for partition in _partitions_without(relation, qualified):
@@ -140,7 +138,7 @@ def _build(index: ConcurrentIndex, relation: str, name: str) -> str:
 
 
 def _write_build(index: ConcurrentIndex) -> None:
-    """Write the build as a script, which cannot look first: it stops before the version row if an index is invalid."""
+    """Write the build into a script. It cannot look first, so it stops where an index is invalid."""
     op.execute(
         f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {index.name} ON {index.table} ({index.columns}) "
         f"WHERE {index.where}"
