@@ -89,7 +89,7 @@ def test_a_count_over_zero_is_logged(caplog: pytest.LogCaptureFixture, result: A
     assert told(caplog) == [("INFO", f"reap: {count}")]
 
 
-@pytest.mark.parametrize("result", [None, 0, -1, [], (), 0.5, object()], ids=repr)
+@pytest.mark.parametrize("result", [None, 0, -1, [], (), 0.5, object()], ids=lambda it: type(it).__name__)
 def test_a_duty_with_nothing_to_do_logs_nothing(caplog: pytest.LogCaptureFixture, result: Any) -> None:
     Reaper([Duty("reap", lambda: result)]).tick()
     assert told(caplog) == []
