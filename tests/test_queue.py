@@ -843,10 +843,6 @@ PAGES = text(
 """Pages of todos and its indexes that this transaction touched, as the server counts them."""
 
 
-LEASE_INDEX = "CREATE INDEX IF NOT EXISTS ix_todos_lease ON todos (lease_expires_at) WHERE state = 'claimed'"
-"""What a claim and the reap ride to lapsed leases."""
-
-
 def fill(engine: Engine, endpoint_id: uuid.UUID, count: int, **columns: Any) -> None:
     """Many todos, one a second, the newest a second old."""
     number = func.generate_series(1, count).column_valued("number")
@@ -875,7 +871,6 @@ def test_a_claim_costs_a_handful_of_pages_whatever_lies_around_it(
     endpoint = world.endpoint(scope=["inbox", "other"])
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE todos SET (autovacuum_enabled = off)"))
-        connection.execute(text(LEASE_INDEX))
     fill(engine, endpoint.id, 20_000, state="done", claimed_at=NOW - timedelta(days=1))
     fill(engine, endpoint.id, 5_000, state="failed")
     fill(engine, endpoint.id, 20_000)

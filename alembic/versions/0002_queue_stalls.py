@@ -1,4 +1,4 @@
-"""The ledger of stalled queues, and the indexes the sweep rides.
+"""The ledger of stalled queues, and the indexes that the sweep and the reaper ride.
 
 Revision: 0002, after 0001.
 """
@@ -51,6 +51,7 @@ CONCURRENT_INDEXES = (
         "endpoint_id, queue, updated_at",
         "state = 'pending' AND updated_at > created_at",
     ),
+    ConcurrentIndex("ix_todos_lease", "todos", "lease_expires_at", "state = 'claimed'"),
 )
 
 metadata = sa.MetaData()
