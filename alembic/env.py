@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from alembic import context
 
@@ -133,14 +133,16 @@ def given_back(connection: sa.Connection) -> Iterator[None]:
     names = ("lock_timeout", "statement_timeout", "search_path")
     before = {name: connection.scalar(sa.func.current_setting(name)) for name in names}
     level = connection.get_isolation_level()
-    if connection.dialect.detect_autocommit_setting(connection.connection.dbapi_connection):
+    dbapi_connection = connection.connection.dbapi_connection
+    assert dbapi_connection is not None
+    if connection.dialect.detect_autocommit_setting(dbapi_connection):
         level = "AUTOCOMMIT"
     connection.rollback()
     try:
         yield
     finally:
-        if not connection.closed and not connection.invalidated:
-            connection.rollback()
+        connection.rollback()
+        if not connection.invalidated:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             for name, value in before.items():
                 connection.execute(sa.select(sa.func.set_config(name, value, False)))
@@ -177,6 +179,9 @@ def prepared(connection: sa.Connection) -> Iterator[str]:
     connection.execution_options(isolation_level="READ COMMITTED")
     try:
         yield schema
+    except PendingRollbackError as error:
+        # A lost connection cannot leave an autocommit block: what is raised there hides why it was lost.
+        raise error.__context__ or error from None
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == LOCK_NOT_AVAILABLE:
             raise migrations.LockTimeout(

@@ -1,4 +1,4 @@
-"""The schema's revisions from Python: upgrade, downgrade, stamp, current, and a helper for hosts' autogenerate.
+"""The schema's revisions from Python: upgrade, downgrade, stamp, current, and a filter for a host's alembic.
 
 The scripts are alembic's, in a folder of their own with a version table of their own, so a host that runs
 alembic for its other tables keeps its history untouched. In a checkout the folder is ``alembic/``; in a
@@ -8,6 +8,7 @@ wheel it is ``switchboard_stall/alembic/``.
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -40,6 +41,9 @@ DATABASE_URL: Final = "DATABASE_URL"
 """The environment variable that names the database when nothing else does."""
 
 _DRIVER: Final = "postgresql+psycopg"
+
+# alembic keeps what it works on in its module ``context``, one for the whole process.
+_ONE_AT_A_TIME: Final = threading.Lock()
 
 
 class MigrationError(CommandError):
@@ -158,7 +162,7 @@ def upgrade(
     """Bring the schema to a revision. A second call is a no-op; two processes at once take turns.
 
     :param target: the database, reached directly and not through a transaction pooler. An engine gives one
-        connection, which is closed for good after use. A connection given must be idle; it keeps its settings.
+        connection, closed for good after use. A connection given must be idle; it keeps its settings.
     :param revision: where to go, ``head`` for the newest.
     :param schema: the PostgreSQL schema that holds the tables and the version table. ``None`` means the first
         schema of the connection's search path.
@@ -377,7 +381,8 @@ def _run(
     else:
         config.attributes["engine"] = make_engine(target)
     try:
-        operation(config, revision)
+        with _ONE_AT_A_TIME:
+            operation(config, revision)
     except CommandError as error:
         if isinstance(error.__cause__, ResolutionError):
             raise UnknownRevision(
@@ -454,11 +459,10 @@ def _column_differences(
 ) -> Iterable[str]:
     label = f"{column.table.name}.{column.name}"
     alter = f"ALTER TABLE {column.table.name}"
+    ddl = sa.schema.CreateColumn(column).compile(dialect=dialect)
     if there is None:
-        ddl = sa.schema.CreateColumn(column).compile(dialect=dialect)
-        yield " ".join(
-            (f"column {label} is missing: {alter} ADD COLUMN {ddl};", *column.info.get("then", ()))
-        )
+        then = column.info.get("then", ())
+        yield " ".join((f"column {label} is missing: {alter} ADD COLUMN {ddl};", *then))
         return
     promised, actual = column.type.compile(dialect), there["type"].compile(dialect)
     if promised != actual:
@@ -467,8 +471,7 @@ def _column_differences(
         says, verb = ("refuses", "DROP") if column.nullable else ("admits", "SET")
         yield f"column {label} {says} null: {alter} ALTER COLUMN {column.name} {verb} NOT NULL;"
     if column.server_default is not None and there["default"] is None:
-        default = dialect.ddl_compiler(dialect, None).get_column_default_string(column)
-        yield f"column {label} has no default: {alter} ALTER COLUMN {column.name} SET DEFAULT {default};"
+        yield f"column {label} has no default, must be {ddl}"
 
 
 def _unique(table: sa.Table) -> Iterable[tuple[tuple[str, ...], sa.schema.ExecutableDDLElement]]:
@@ -483,7 +486,7 @@ def _unique(table: sa.Table) -> Iterable[tuple[tuple[str, ...], sa.schema.Execut
 
 
 def _is_partitioned(connection: sa.Connection, schema: str, table: str) -> bool:
-    kind = connection.scalar(
+    kind: str | None = connection.scalar(
         sa.text(
             "SELECT c.relkind::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n "
             "ON n.oid = c.relnamespace WHERE n.nspname = :schema AND c.relname = :table"
