@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 from sqlalchemy import URL, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from support.variants import Variant, variant_of_this_run
 
 from switchboard_stall import models
 from switchboard_stall.embedded import EmbeddedPostgres
-from switchboard_stall.migrations import database_url, upgrade
+from switchboard_stall.migrations import database_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TEST_DATABASE_URL = "SWITCHBOARD_TEST_DATABASE_URL"
 TEST_BIN_DIR = "SWITCHBOARD_TEST_BIN_DIR"
-TEST_POOLER_URL = "SWITCHBOARD_TEST_POOLER_URL"
 
 
 @frozen
@@ -34,6 +35,7 @@ class DatabaseServer:
 
     url: URL
     pooler: URL | None = None
+    variant: Variant = field(factory=variant_of_this_run)
     _maintenance: Engine = field(init=False, repr=False)
 
     @_maintenance.default
@@ -42,9 +44,14 @@ class DatabaseServer:
 
     def engine(self, database: str) -> Engine:
         """The engine a test works with."""
-        if self.pooler is None:
-            return create_engine(self.url.set(database=database))
-        return create_engine(self.pooler.set(database=database), connect_args={"prepare_threshold": None})
+        return create_engine(self._url(database), **self.variant.engine)
+
+    def async_engine(self, database: str) -> AsyncEngine:
+        """The same for asyncio. It keeps no connection, so that it belongs to no event loop."""
+        return create_async_engine(self._url(database), poolclass=NullPool, **self.variant.engine)
+
+    def _url(self, database: str) -> URL:
+        return (self.pooler or self.url).set(database=database)
 
     def create(self, name: str, *, template: str = "template1") -> None:
         self._run(f"CREATE DATABASE {_quoted(name)} TEMPLATE {_quoted(template)}")
@@ -83,14 +90,17 @@ class DatabaseServer:
 @contextlib.contextmanager
 def database_server() -> Iterator[DatabaseServer]:
     """The server of this test run: the one the environment names, else an embedded one of its own."""
+    variant = variant_of_this_run()
     with contextlib.ExitStack() as stack:
-        named, pooler = os.environ.get(TEST_DATABASE_URL), os.environ.get(TEST_POOLER_URL)
+        named = os.environ.get(TEST_DATABASE_URL)
         if named:
-            server = DatabaseServer(database_url(named), pooler=database_url(pooler) if pooler else None)
+            url = database_url(named)
         else:
             bin_dir = os.environ.get(TEST_BIN_DIR) or None
             embedded = EmbeddedPostgres(bin_dir=Path(bin_dir) if bin_dir else None, durable=False)
-            server = DatabaseServer(stack.enter_context(embedded).url)
+            with variant.while_starting():
+                url = stack.enter_context(embedded).url
+        server = DatabaseServer(url, stack.enter_context(variant.pooler(url)), variant)
         stack.callback(server.disconnect)
         yield server
 
@@ -102,7 +112,7 @@ def migrated_template(server: DatabaseServer) -> Iterator[str]:
     server.create(name, template="template0")
     try:
         with create_engine(server.url.set(database=name), poolclass=NullPool).connect() as connection:
-            upgrade(connection)
+            server.variant.build(connection)
         server.close(name)
         yield name
     finally:
