@@ -701,6 +701,16 @@ def test_an_interrupted_build_goes_on_where_it_stopped(partitioned: sa.Engine) -
     assert indexes(partitioned) == {}
 
 
+def test_writers_queue_only_briefly_behind_the_parent_of_partitions(partitioned: sa.Engine) -> None:
+    briefly = migrations.Timeouts(lock=HURRY)
+    with writing(partitioned), pytest.raises(migrations.LockTimeout):
+        migrations.upgrade(partitioned, timeouts=briefly)
+    migrations.upgrade(partitioned)
+    with writing(partitioned), pytest.raises(migrations.LockTimeout):
+        migrations.downgrade(partitioned, migrations.BASE_REVISION, timeouts=briefly)
+    assert partitions_indexed(partitioned) == WHOLE
+
+
 def test_partitioned_tables_are_adopted(partitioned: sa.Engine) -> None:
     migrations.stamp(partitioned, "base")
     migrations.stamp(partitioned)
@@ -746,6 +756,25 @@ def test_an_existing_database_is_adopted_by_following_the_message(chain: sa.Engi
 
     assert lacks(chain) == ()
     assert run(chain, "SELECT id FROM todos WHERE vouched ORDER BY id") == ["td_falsetoken", "td_truesigned"]
+
+
+def test_an_existing_database_is_adopted_by_following_the_documentation(chain: sa.Engine) -> None:
+    page = (REPOSITORY / "docs" / "migrating.md").read_text().partition("## Adopt")[2]
+    with chain.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(page.partition("```sql\n")[2].partition("```")[0])
+    migrations.stamp(chain)
+    migrations.upgrade(chain)
+    vouched = "SELECT id FROM todos WHERE vouched ORDER BY id"
+    assert run(chain, vouched) == ["td_falsetoken", "td_truesigned"]
+
+    run(
+        chain,
+        "INSERT INTO todos (id, endpoint_id, queue, title, event_id)"
+        " SELECT 'td_later', endpoint_id, queue, title, event_id FROM todos WHERE id = 'td_truesigned'",
+    )
+    assert run(chain, vouched) == ["td_falsetoken", "td_later", "td_truesigned"]
+    run(chain, "DELETE FROM events WHERE trust_mode = 'token'")
+    assert run(chain, vouched) == ["td_later", "td_truesigned"]
 
 
 def test_the_command_stamps_as_carefully(chain: sa.Engine) -> None:

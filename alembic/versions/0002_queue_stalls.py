@@ -6,6 +6,7 @@ Revision: 0002, after 0001.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -93,25 +94,33 @@ def upgrade() -> None:
 def downgrade() -> None:
     with _outside_transaction():
         for index in CONCURRENT_INDEXES:
-            how = "" if _is_partitioned(index.table) else "CONCURRENTLY "
-            op.execute(f"DROP INDEX {how}IF EXISTS {index.name}")
+            if _is_partitioned(index.table):
+                _execute(f"DROP INDEX IF EXISTS {index.name}")
+            else:
+                _concurrently(f"DROP INDEX CONCURRENTLY IF EXISTS {index.name}")
     queue_stalls.drop(op.get_bind(), checkfirst=False)
 
 
 @contextmanager
 def _outside_transaction() -> Iterator[None]:
-    """Run where CONCURRENTLY may, for as long as a build takes; only the waits for others stay bounded."""
+    """Run where CONCURRENTLY may, for as long as a build takes."""
     context = op.get_context()
-    timeouts: migrations.Timeouts = context.opts["stall_timeouts"]
     with context.autocommit_block():
-        _set_timeouts(lock=timeouts.build_lock.total_seconds(), statement=0)
+        _set_timeout("statement", timedelta())
         yield
-        _set_timeouts(lock=timeouts.lock.total_seconds(), statement=timeouts.statement.total_seconds())
+        _set_timeout("statement", context.opts["stall_timeouts"].statement)
 
 
-def _set_timeouts(*, lock: float, statement: float) -> None:
-    op.execute(f"SET lock_timeout = {int(lock * 1000)}")
-    op.execute(f"SET statement_timeout = {int(statement * 1000)}")
+def _concurrently(sql: str) -> None:
+    """Execute what no reader or writer queues behind: it may wait long for older transactions."""
+    timeouts: migrations.Timeouts = op.get_context().opts["stall_timeouts"]
+    _set_timeout("lock", timeouts.build_lock)
+    _execute(sql)
+    _set_timeout("lock", timeouts.lock)
+
+
+def _set_timeout(kind: str, value: timedelta) -> None:
+    op.execute(f"SET {kind}_timeout = {int(value.total_seconds() * 1000)}")
 
 
 def _build(index: ConcurrentIndex, relation: str, name: str) -> str:
@@ -124,7 +133,8 @@ def _build(index: ConcurrentIndex, relation: str, name: str) -> str:
     qualified = f"{schema}.{quoted}"
     valid = _scalar("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:index)", index=qualified)
     if _is_partitioned(relation):
-        # CONCURRENTLY is refused here. ONLY takes no time, and is invalid until every partition is attached.
+        # CONCURRENTLY is refused here. ONLY takes no time, and is invalid until every partition is attached;
+        # but writers queue behind its lock, so it must not wait long for it.
         if valid is None:
             _execute(f"CREATE INDEX {quoted} ON ONLY {relation} ({index.columns}) WHERE {index.where}")
         for partition in _partitions_without(relation, qualified):
@@ -132,15 +142,17 @@ def _build(index: ConcurrentIndex, relation: str, name: str) -> str:
             _execute(f"ALTER INDEX {qualified} ATTACH PARTITION {child}")
         return qualified
     if valid is False:
-        _execute(f"DROP INDEX CONCURRENTLY {qualified}")
+        _concurrently(f"DROP INDEX CONCURRENTLY {qualified}")
     if not valid:
-        _execute(f"CREATE INDEX CONCURRENTLY {quoted} ON {relation} ({index.columns}) WHERE {index.where}")
+        _concurrently(
+            f"CREATE INDEX CONCURRENTLY {quoted} ON {relation} ({index.columns}) WHERE {index.where}"
+        )
     return qualified
 
 
 def _write_build(index: ConcurrentIndex) -> None:
     """Write the build into a script. It cannot look first, so it stops where an index is invalid."""
-    op.execute(
+    _concurrently(
         f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {index.name} ON {index.table} ({index.columns}) "
         f"WHERE {index.where}"
     )
