@@ -9,17 +9,20 @@ import io
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from attrs import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import WriteableBuffer
 
     from switchboard_stall.notify.health import FailureClass
     from switchboard_stall.notify.target import Address, Target
+
+MAX_HANDSHAKE_BYTES: Final = 131_072
+"""The most bytes read before TLS stands: OpenSSL itself takes certificates of 100 KiB."""
 
 MAX_HEADER_BYTES: Final = 65_536
 """The most bytes read before a response's headers are complete, interim responses included."""
@@ -29,6 +32,8 @@ MAX_RESPONSE_BODY_BYTES: Final = 65_536
 
 MAX_DIALS: Final = 4
 """The most addresses of one host that one attempt connects to, in the resolver's order."""
+
+_T = TypeVar("_T")
 
 _RETRIED_STATUSES: Final = frozenset((408, 429))
 _INTERIM: Final = range(102, 200)
@@ -120,7 +125,6 @@ class _BudgetSpent(OSError):
 
 class _Deadline:
     def __init__(self, timeout: float, monotonic: Callable[[], float]) -> None:
-        """Make it; the class says of what."""
         self._monotonic = monotonic
         self._end = monotonic() + timeout
 
@@ -137,11 +141,10 @@ class _Deadline:
 
 def _dial(target: Target, addresses: Sequence[Address], deadline: _Deadline, tls: ssl.SSLContext) -> _Wire:
     sock = _connect(target, addresses[:MAX_DIALS], deadline)
-    if target.scheme == "http":
-        return _Wire(sock, deadline)
     try:
-        sock.settimeout(deadline.left())
-        return _Wire(tls.wrap_socket(sock, server_hostname=target.host), deadline)
+        if target.scheme == "http":
+            return _Wire(sock, deadline, MAX_HEADER_BYTES)
+        return _TlsWire(sock, deadline, tls, target.host)
     except BaseException:
         sock.close()
         raise
@@ -151,19 +154,14 @@ def _connect(target: Target, addresses: Sequence[Address], deadline: _Deadline) 
     failure: OSError = OSError(errno.EADDRNOTAVAIL, "no address to dial")
     for number, address in enumerate(addresses):
         left = deadline.left()
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
         try:
             # The others get their share of the time when this one is a black hole.
             sock.settimeout(left / (len(addresses) - number))
             sock.connect((str(address), target.port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             sock.close()
             failure = error
-        except BaseException:
-            sock.close()
-            raise
         else:
             return sock
     raise failure
@@ -175,11 +173,10 @@ class _Wire(io.RawIOBase):
     What a per-read timeout would let drip for ever ends here.
     """
 
-    def __init__(self, sock: socket.socket, deadline: _Deadline) -> None:
-        """Make it; the class says of what."""
+    def __init__(self, sock: socket.socket, deadline: _Deadline, budget: int) -> None:
         self._sock = sock
         self._deadline = deadline
-        self._budget = MAX_HEADER_BYTES
+        self._budget = budget
         self._reader = _Reader(self, _CHUNK)
 
     def allow(self, budget: int) -> None:
@@ -190,16 +187,13 @@ class _Wire(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        if self._budget <= 0:
-            raise _BudgetSpent("the receiver sent more than an attempt reads")
-        self._sock.settimeout(self._deadline.left())
         view = memoryview(buffer).cast("B")
-        count = self._sock.recv_into(view[: self._budget])
-        self._budget -= count
-        return count
+        data = self._receive(len(view))
+        view[: len(data)] = data
+        return len(data)
 
-    def sendall(self, data: ReadableBuffer) -> None:
-        view = memoryview(data).cast("B")
+    def sendall(self, data: bytes) -> None:
+        view = memoryview(data)
         while view:
             self._sock.settimeout(self._deadline.left())
             view = view[self._sock.send(view) :]
@@ -211,6 +205,61 @@ class _Wire(io.RawIOBase):
     def close(self) -> None:
         self._sock.close()
         super().close()
+
+    def _receive(self, most: int) -> bytes:
+        if self._budget <= 0:
+            raise _BudgetSpent("the receiver sent more than an attempt reads")
+        self._sock.settimeout(self._deadline.left())
+        data = self._sock.recv(min(most, self._budget))
+        self._budget -= len(data)
+        return data
+
+
+class _TlsWire(_Wire):
+    """The same over TLS, where the budget counts what came over the wire.
+
+    OpenSSL reads from memory, not from the socket: a peer that floods it with records that carry no data
+    (session tickets, key updates) would otherwise hold it past any timeout.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: _Deadline, tls: ssl.SSLContext, host: str) -> None:
+        super().__init__(sock, deadline, MAX_HANDSHAKE_BYTES)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = tls.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._run(self._tls.do_handshake)
+        self.allow(MAX_HEADER_BYTES)
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        try:
+            return self._run(lambda: cast("int", self._tls.read(len(view), view)))
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return 0
+
+    def sendall(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._run(lambda: self._tls.write(view)) :]  # noqa: B023 (called at once)
+
+    def _run(self, step: Callable[[], _T]) -> _T:
+        while True:
+            try:
+                result = step()
+            except ssl.SSLWantReadError:
+                self._flush()
+                data = self._receive(_CHUNK)
+                if data:
+                    self._incoming.write(data)
+                elif self._incoming.eof:
+                    raise ssl.SSLEOFError("the connection was closed within TLS") from None
+                else:
+                    self._incoming.write_eof()
+            else:
+                self._flush()
+                return result
+
+    def _flush(self) -> None:
+        super().sendall(self._outgoing.read())
 
 
 class _Reader(io.BufferedReader):

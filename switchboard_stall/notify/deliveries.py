@@ -10,6 +10,7 @@ from attrs import define, field
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import Callable
 
     from switchboard_stall.notify.body import Notification
     from switchboard_stall.notify.lookup import Answer
@@ -64,7 +65,9 @@ class Deliveries:
         self._capacity = capacity
         self._half = max(1, workers // 2)
         self._reserved = 1 if workers > 1 else 0
-        self.changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._takeable = threading.Condition(self._lock)
+        self._settled = threading.Condition(self._lock)
         self._held: dict[uuid.UUID, dict[Delivery, None]] = {}
         self._count = 0
         self._prompt: OrderedDict[uuid.UUID, deque[Delivery]] = OrderedDict()
@@ -90,7 +93,7 @@ class Deliveries:
         When the stage is full, the hook that holds the most gives up its newest, so that one hook's crowd
         costs no other hook its place.
         """
-        with self.changed:
+        with self._lock:
             if self._closed:
                 return delivery
             loser = None
@@ -104,33 +107,35 @@ class Deliveries:
 
     def offer(self, delivery: Delivery) -> None:
         """Let workers take a delivery that is held and whose host is resolved."""
-        with self.changed:
+        with self._lock:
             if delivery.evicted or self._closed:
                 return
             slow = delivery.attempt > 1 or delivery.hook_id in self._suspects
             lane = self._slow if slow else self._prompt
             lane.setdefault(delivery.hook_id, deque()).append(delivery)
-            self.changed.notify()
+            self._takeable.notify()
 
     def take(self) -> Delivery | None:
         """Wait for a delivery to attempt; ``None`` once closed. Each one taken is put back or finished."""
-        with self.changed:
+        with self._lock:
             while not self._closed:
                 delivery = self._pick()
                 if delivery is not None:
                     return delivery
-                self.changed.wait()
+                self._takeable.wait()
             return None
 
     def put_back(self, delivery: Delivery) -> bool:
-        """Keep holding a delivery that was taken, to be offered again; return whether it is still held."""
-        with self.changed:
+        """Keep holding a delivery that was taken, to be offered again; return false once closed."""
+        with self._lock:
             self._release(delivery)
+            if self._closed:
+                self._forget(delivery)
             return not self._closed
 
     def suspect(self, hook_id: uuid.UUID, failed: bool) -> None:
         """Remember whether the hook's last attempt failed."""
-        with self.changed:
+        with self._lock:
             self._suspects.pop(hook_id, None)
             if failed:
                 self._suspects[hook_id] = None
@@ -139,19 +144,33 @@ class Deliveries:
 
     def finish(self, delivery: Delivery) -> None:
         """Hold a delivery that was taken no longer."""
-        with self.changed:
+        with self._lock:
             self._release(delivery)
             self._forget(delivery)
+            self._settled.notify_all()
 
     def close(self) -> int:
         """Hand out nothing any more; return how many deliveries that were not under way are given up."""
-        with self.changed:
+        with self._lock:
             self._closed = True
-            given_up = self._count - self.running
             self._prompt.clear()
             self._slow.clear()
-            self.changed.notify_all()
-            return given_up
+            given_up = [each for held in self._held.values() for each in held if not each.running]
+            for delivery in given_up:
+                self._forget(delivery)
+            self._takeable.notify_all()
+            self._settled.notify_all()
+            return len(given_up)
+
+    def wait_until(self, settled: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait for a condition that is asked again whenever a delivery ends, or somebody pokes."""
+        with self._lock:
+            return self._settled.wait_for(settled, timeout)
+
+    def poke(self) -> None:
+        """Ask the condition of :meth:`wait_until` again."""
+        with self._lock:
+            self._settled.notify_all()
 
     def _pick(self) -> Delivery | None:
         slow_running = len(self._slow_running)
@@ -186,7 +205,7 @@ class Deliveries:
         self._slow_running.discard(delivery)
         _decrease(self._running_hooks, delivery.hook_id)
         _decrease(self._running_destinations, delivery.destination)
-        self.changed.notify_all()
+        self._takeable.notify_all()
 
     def _forget(self, delivery: Delivery) -> None:
         held = self._held[delivery.hook_id]

@@ -62,7 +62,8 @@ class Dispatcher:
     :param attempt_timeout: the time for one attempt in all, name resolution included.
     :raises SecretKeyError: there is no key, or it is not one.
     :raises NotifyExtraMissing: the extra ``notify`` is not installed.
-    :raises ValueError: an entry of ``allow_cidrs`` is no CIDR, or ``tls`` does not verify.
+    :raises ValueError: an entry of ``allow_cidrs`` is no CIDR, ``tls`` does not verify, or a number is out of
+        range.
     :raises TypeError: ``sessions`` makes no sessions.
 
     Source: wake chain, "Delivery of a notification".
@@ -89,6 +90,8 @@ class Dispatcher:
         """Make it; the class says of what. No thread starts yet."""
         if workers < 1:
             raise ValueError(f"workers={workers}; at least one is needed to deliver anything")
+        if attempt_timeout <= timedelta(0):
+            raise ValueError(f"attempt_timeout={attempt_timeout}; it must be longer than nothing")
         self._settings = Settings(
             sessions=_session_factory(sessions),
             box=secret_box(key),
@@ -124,15 +127,14 @@ class Dispatcher:
                 pipeline.dropped.add("ready queue full")
                 return
             notification = Notification.of(todo, reason, self._clock())
-        except BodyTooLarge:
-            pipeline.dropped.add("too large")
-        except Exception:  # The caller has committed and can mend nothing.
-            pipeline.dropped.add("internal")
-        else:
             if notification.queue == QUARANTINE:
                 pipeline.skipped.add("quarantine")
             else:
                 pipeline.accept(notification)
+        except BodyTooLarge:
+            pipeline.dropped.add("too large")
+        except Exception:  # The caller has committed and can mend nothing.
+            pipeline.dropped.add("internal")
 
     @property
     def stats(self) -> DispatcherStats:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field, frozen
 from sqlalchemy import ColumnElement, Row, and_, case, delete, false, func, insert, null, or_, select, update
-from sqlalchemy.exc import StatementError
+from sqlalchemy.exc import IntegrityError, StatementError
 
 from switchboard_stall.clock import instant
 from switchboard_stall.models import Endpoint, NotifyHook
@@ -45,6 +45,10 @@ class HookNotFound(LookupError):
 
 class TooManyHooks(ValueError):
     """The endpoint has as many hooks as one may have."""
+
+
+class HookRefused(RuntimeError):
+    """A constraint that this package did not make refuses the row of the hook."""
 
 
 class StaleSnapshot(RuntimeError):
@@ -123,6 +127,7 @@ def create_hook(
     :raises TooManyHooks: the endpoint has 5.
     :raises SecretKeyError: there is no key, or it is not one.
     :raises StaleSnapshot: the transaction is REPEATABLE READ.
+    :raises HookRefused: a constraint of the host's refuses the row.
     :raises TypeError: ``queues`` is one text.
     """
     admitted = _queue_list(queues)
@@ -147,7 +152,7 @@ def create_hook(
             f"the endpoint has {MAX_HOOKS} notify hooks, as many as one may have; delete one first"
         )
     secret = mint_secret(token_bytes)
-    with _parameters_hidden():
+    with _discreet():
         row = session.execute(
             insert(NotifyHook)
             .values(
@@ -297,7 +302,7 @@ def _hook(row: Row[*tuple[Any, ...]]) -> Hook:
 def _changed(
     session: Session, endpoint_id: uuid.UUID, hook_id: uuid.UUID | str, values: dict[str, Any]
 ) -> Hook:
-    with _parameters_hidden():
+    with _discreet():
         row = session.execute(
             update(NotifyHook).where(_is(endpoint_id, hook_id)).values(**values).returning(*_VISIBLE)
         ).one_or_none()
@@ -323,10 +328,16 @@ def _queue_list(queues: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _parameters_hidden() -> Iterator[None]:
+def _discreet() -> Iterator[None]:
     """Keep the URL's query and the sealed secret out of the text of a database error."""
+    violated = None
     try:
         yield
+    except IntegrityError as error:
+        # PostgreSQL quotes the whole row, so nothing of this error may be chained.
+        violated = getattr(getattr(error.orig, "diag", None), "constraint_name", None) or "unnamed"
     except StatementError as error:
         error.hide_parameters = True
         raise
+    if violated is not None:
+        raise HookRefused(f"the database refused the notify hook: constraint {violated}")

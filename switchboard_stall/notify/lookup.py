@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from switchboard_stall.notify.target import HostUnresolved
@@ -28,96 +28,87 @@ Answer: TypeAlias = tuple[str, ...] | None
 class Lookups:
     """Resolves host names in threads of its own, so that a resolver that hangs holds up its own host only.
 
-    One lookup of a host runs at a time; the others of that host wait for it. Hosts whose last lookup was
-    given up as stalled share half of the threads.
+    One lookup of a host runs at a time. It answers all who had asked when it began; whoever asks later is
+    answered by the next. Hosts whose last lookup was given up as stalled share half of the threads.
 
     Thread-safe. The threads start on demand, end when idle, and are daemons: none holds up an exit.
 
     :param resolver: called in these threads, one host a call.
-    :param threads: the most of them; at least 2.
+    :param threads: the most of them.
     """
 
     def __init__(self, resolver: Resolver, *, threads: int = MAX_THREADS) -> None:
-        """Make it; the class says of what."""
+        """Make it; the class says of what. No thread starts yet."""
         self._resolver = resolver
         self._limit = threads
         self._changed = threading.Condition()
-        self._waiting: OrderedDict[str, deque[_Lookup]] = OrderedDict()
-        self._running: dict[str, _Lookup] = {}
+        self._waiting: OrderedDict[str, list[_Asked]] = OrderedDict()
+        self._running: set[str] = set()
         self._stalled: OrderedDict[str, None] = OrderedDict()
         self._threads = 0
         self._idle = 0
         self._closed = False
 
     def start(self, host: str, done: Callable[[Answer], None]) -> Callable[[], None]:
-        """Look a host up; return what gives the lookup up as stalled.
+        """Look a host up; return what gives it up as stalled.
 
-        :param done: called once with the answer, in another thread, unless the lookup was given up before.
+        :param done: called with the answer in another thread, perhaps even after it was given up.
         """
-        lookup = _Lookup(host, done)
+        asked = _Asked(done)
         with self._changed:
-            self._waiting.setdefault(host, deque()).append(lookup)
+            self._waiting.setdefault(host, []).append(asked)
             # A thread that was woken counts as idle until it runs, so idle alone does not tell.
-            wanted = sum(host not in self._running for host in self._waiting)
+            wanted = sum(each not in self._running for each in self._waiting)
             if self._idle < wanted and self._threads < self._limit:
                 # Without a thread to spare, this lookup waits for a running one, or is given up.
                 with contextlib.suppress(RuntimeError):
                     threading.Thread(target=self._run, name="switchboard-notify-dns", daemon=True).start()
                     self._threads += 1
             self._changed.notify()
-        return lambda: self._give_up(lookup)
+        return lambda: self._give_up(host, asked)
 
     def close(self) -> None:
-        """Begin no lookup any more. Those under way are left to end by themselves; nobody hears of them."""
+        """Begin no lookup any more. Those under way are left to end by themselves."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
-            for lookup in self._running.values():
-                lookup.given_up = True
             self._changed.notify_all()
 
-    def _give_up(self, lookup: _Lookup) -> None:
+    def _give_up(self, host: str, asked: _Asked) -> None:
         with self._changed:
-            lookup.given_up = True
-            self._stalled[lookup.host] = None
-            self._stalled.move_to_end(lookup.host)
+            asked.given_up = True
+            self._stalled[host] = None
+            self._stalled.move_to_end(host)
             if len(self._stalled) > _MAX_STALLED_HOSTS:
                 self._stalled.popitem(last=False)
-            lookups = self._waiting.get(lookup.host)
-            if lookups is not None and lookup in lookups:
-                lookups.remove(lookup)
-                if not lookups:
-                    del self._waiting[lookup.host]
+            waiting = self._waiting.get(host, [])
+            if asked in waiting:
+                waiting.remove(asked)
+                if not waiting:
+                    del self._waiting[host]
 
     def _run(self) -> None:
-        while (lookup := self._next()) is not None:
-            try:
-                answer: Answer = tuple(self._resolver(lookup.host))
-            except (
-                Exception
-            ):  # A resolver of the caller's may raise anything; a name without an answer it is.
-                answer = None
+        while (taken := self._next()) is not None:
+            host, askers = taken
+            answer: Answer = None
+            # A resolver that is passed in may raise anything; all of it means that there is no address.
+            with contextlib.suppress(Exception):
+                answer = tuple(self._resolver(host))
             with self._changed:
-                del self._running[lookup.host]
-                heard = not lookup.given_up
-                if heard:
-                    self._stalled.pop(lookup.host, None)
+                self._running.discard(host)
+                if not all(asked.given_up for asked in askers):
+                    self._stalled.pop(host, None)
                 self._changed.notify()
-            if heard:
-                lookup.done(answer)
+            for asked in askers:
+                asked.done(answer)
 
-    def _next(self) -> _Lookup | None:
+    def _next(self) -> tuple[str, list[_Asked]] | None:
         with self._changed:
             while not self._closed:
-                for host, lookups in self._waiting.items():
+                for host in self._waiting:
                     if host not in self._running and self._has_room_for(host):
-                        lookup = lookups.popleft()
-                        # To the end, so that hosts take turns.
-                        del self._waiting[host]
-                        if lookups:
-                            self._waiting[host] = lookups
-                        self._running[host] = lookup
-                        return lookup
+                        self._running.add(host)
+                        return host, self._waiting.pop(host)
                 self._idle += 1
                 woken = self._changed.wait(_IDLE_SECONDS)
                 self._idle -= 1
@@ -129,15 +120,13 @@ class Lookups:
     def _has_room_for(self, host: str) -> bool:
         if host not in self._stalled:
             return True
-        return sum(running in self._stalled for running in self._running) < self._limit // 2
+        return sum(running in self._stalled for running in self._running) < max(1, self._limit // 2)
 
 
-class _Lookup:
-    __slots__ = ("done", "given_up", "host")
+class _Asked:
+    __slots__ = ("done", "given_up")
 
-    def __init__(self, host: str, done: Callable[[Answer], None]) -> None:
-        """Make it; the class says of what."""
-        self.host = host
+    def __init__(self, done: Callable[[Answer], None]) -> None:
         self.done = done
         self.given_up = False
 

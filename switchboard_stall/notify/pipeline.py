@@ -139,8 +139,9 @@ class Pipeline:
 
     def renewed(self) -> Pipeline:
         """Return an empty one of the same settings, without touching a lock of this one."""
-        settings = self._settings
-        return Pipeline(settings)
+        renewed = Pipeline(self._settings)
+        renewed._closed = self._closed
+        return renewed
 
     @property
     def full(self) -> bool:
@@ -198,10 +199,9 @@ class Pipeline:
 
     def wait_idle(self, timeout: float | None) -> bool:
         """Wait until nothing is held or under way; return whether that came about in time."""
-        with self._deliveries.changed:
-            return self._deliveries.changed.wait_for(
-                lambda: not (self._ready or self._routing or len(self._deliveries)), timeout
-            )
+        return self._deliveries.wait_until(
+            lambda: not (self._ready or self._routing or len(self._deliveries)), timeout
+        )
 
     def stats(self) -> DispatcherStats:
         """Return what has been done and what is held."""
@@ -242,7 +242,8 @@ class Pipeline:
                 if batch:
                     self.dropped.add("database", len(batch))
             finally:
-                self._settled()
+                self._routing = False
+                self._deliveries.poke()
 
     def _next_batch(self) -> list[Notification] | None:
         """The next todos to look up; none of them when it is time to destroy old secrets."""
@@ -259,11 +260,6 @@ class Pipeline:
                 self._ready_changed.wait(self._secrets_due - self._settings.monotonic())
                 self._router_waits = False
             return None
-
-    def _settled(self) -> None:
-        with self._deliveries.changed:
-            self._routing = False
-            self._deliveries.changed.notify_all()
 
     def _queue(self, batch: list[Notification]) -> None:
         found = self._in_session(partial(receivers, todo_ids=[each.todo_id for each in batch]))
@@ -341,6 +337,8 @@ class Pipeline:
                 self._deliveries.finish(delivery)
             elif self._deliveries.put_back(delivery):
                 self._timers.after(wait, partial(self._resolve, delivery))
+            else:
+                self.dropped.add("closed")
 
     def _attempt(self, delivery: Delivery) -> float | None:
         """Make one attempt; return in how many seconds the next one begins, or ``None`` for no other."""

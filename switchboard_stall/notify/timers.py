@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
 
 
 class Timers:
@@ -28,7 +31,7 @@ class Timers:
     def after(self, seconds: float, action: Callable[[], None]) -> bool:
         """Call ``action`` in ``seconds``; return false, and never call it, once closed.
 
-        :param action: quick, and raises nothing.
+        :param action: quick. What it raises is logged by its type.
         """
         with self._changed:
             if self._closed:
@@ -46,7 +49,10 @@ class Timers:
                 if self._closed:
                     return
                 _, _, action = heapq.heappop(self._heap)
-            action()
+            try:
+                action()
+            except Exception as error:  # The timers of all other deliveries go on.
+                _log.error("a timer failed: %s", type(error).__name__)
 
     def close(self) -> None:
         """Call nothing any more."""
