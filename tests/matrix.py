@@ -276,8 +276,9 @@ def main() -> int:
         platform = sysconfig.get_platform()
         TABLE.write_text(
             "# Where the suite passes\n\n"
-            "Written by `python tests/matrix.py --write`. Each row is one run, which differs from the plain one\n"
-            "in what it names. `tests/conformance` keeps each promise for `Session` and for `AsyncSession`.\n"
+            "Written by `python tests/matrix.py --write`. Each row is one run, which differs from the\n"
+            "plain one in what it names. `tests/conformance` keeps each promise twice: for `Session`,\n"
+            "and for `AsyncSession`.\n"
             f"On {platform}, {os.cpu_count()} cores, {told.jobs} rows at a time.\n\n{table(outcomes)}"
         )
     return 0 if outcomes and all(outcome.good for outcome in outcomes) else 1
