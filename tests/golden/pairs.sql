@@ -1,0 +1,31 @@
+WITH RECURSIVE pending(endpoint_id, queue, created_at) AS (
+    (
+        SELECT todos.endpoint_id AS endpoint_id, todos.queue AS queue, todos.created_at AS created_at
+        FROM todos
+        WHERE todos.state = 'pending'
+        ORDER BY todos.endpoint_id, todos.queue, todos.created_at
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT step.endpoint_id AS endpoint_id, step.queue AS queue, step.created_at AS created_at
+    FROM pending
+    JOIN LATERAL (
+        SELECT todos.endpoint_id AS endpoint_id, todos.queue AS queue, todos.created_at AS created_at
+        FROM todos
+        WHERE todos.state = 'pending'
+            AND (todos.endpoint_id, todos.queue) > (pending.endpoint_id, pending.queue)
+        ORDER BY todos.endpoint_id, todos.queue, todos.created_at
+        LIMIT 1
+    ) AS step ON true
+),
+pairs AS MATERIALIZED (
+    SELECT coalesce(pending.endpoint_id, queue_stalls.endpoint_id) AS endpoint_id,
+        coalesce(pending.queue, queue_stalls.queue) AS queue, pending.created_at AS oldest,
+        queue_stalls.nudges AS nudges, queue_stalls.last_nudged_at AS last_nudged_at,
+        queue_stalls.last_claim_at AS last_claim_at
+    FROM pending
+    FULL OUTER JOIN queue_stalls ON queue_stalls.endpoint_id = pending.endpoint_id
+        AND queue_stalls.queue = pending.queue
+)
+SELECT pairs.endpoint_id, pairs.queue, pairs.oldest, pairs.nudges, pairs.last_nudged_at, pairs.last_claim_at
+FROM pairs;
