@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets as random_source
 import uuid
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field, frozen
-from sqlalchemy import ColumnElement, Row, and_, case, delete, false, func, insert, null, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Row,
+    and_,
+    case,
+    delete,
+    false,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError, StatementError
 
 from switchboard_stall.clock import instant
@@ -20,7 +33,7 @@ from switchboard_stall.notify.signing import mint_secret
 from switchboard_stall.notify.target import Resolver, TargetPolicy, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from sqlalchemy.orm import Session
 
@@ -152,19 +165,19 @@ def create_hook(
             f"the endpoint has {MAX_HOOKS} notify hooks, as many as one may have; delete one first"
         )
     secret = mint_secret(token_bytes)
-    with _discreet():
-        row = session.execute(
-            insert(NotifyHook)
-            .values(
-                endpoint_id=endpoint_id,
-                url=url,
-                secret=box.seal(secret),
-                queues=admitted,
-                ignore_presence=ignore_presence,
-            )
-            .returning(*_VISIBLE)
-        ).one()
-    return MintedSecret(_hook(row), secret)
+    (hook,) = _written(
+        session,
+        insert(NotifyHook)
+        .values(
+            endpoint_id=endpoint_id,
+            url=url,
+            secret=box.seal(secret),
+            queues=admitted,
+            ignore_presence=ignore_presence,
+        )
+        .returning(*_VISIBLE),
+    )
+    return MintedSecret(hook, secret)
 
 
 def list_hooks(session: Session, endpoint_id: uuid.UUID) -> list[Hook]:
@@ -302,13 +315,10 @@ def _hook(row: Row[*tuple[Any, ...]]) -> Hook:
 def _changed(
     session: Session, endpoint_id: uuid.UUID, hook_id: uuid.UUID | str, values: dict[str, Any]
 ) -> Hook:
-    with _discreet():
-        row = session.execute(
-            update(NotifyHook).where(_is(endpoint_id, hook_id)).values(**values).returning(*_VISIBLE)
-        ).one_or_none()
-    if row is None:
-        raise HookNotFound
-    return _hook(row)
+    statement = update(NotifyHook).where(_is(endpoint_id, hook_id)).values(**values).returning(*_VISIBLE)
+    for hook in _written(session, statement):
+        return hook
+    raise HookNotFound
 
 
 def _is(endpoint_id: uuid.UUID, hook_id: uuid.UUID | str) -> ColumnElement[bool]:
@@ -327,17 +337,14 @@ def _queue_list(queues: Iterable[str]) -> list[str]:
     return list(queues)
 
 
-@contextlib.contextmanager
-def _discreet() -> Iterator[None]:
-    """Keep the URL's query and the sealed secret out of the text of a database error."""
-    violated = None
+def _written(session: Session, statement: Executable) -> list[Hook]:
+    """Run what writes hooks, and keep URLs' queries and sealed secrets out of the text of any error."""
     try:
-        yield
+        return [_hook(row) for row in session.execute(statement)]
     except IntegrityError as error:
         # PostgreSQL quotes the whole row, so nothing of this error may be chained.
         violated = getattr(getattr(error.orig, "diag", None), "constraint_name", None) or "unnamed"
     except StatementError as error:
         error.hide_parameters = True
         raise
-    if violated is not None:
-        raise HookRefused(f"the database refused the notify hook: constraint {violated}")
+    raise HookRefused(f"the database refused the notify hook: constraint {violated}")

@@ -193,6 +193,8 @@ class Pipeline:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - self._settings.monotonic()))
+        self.dropped.flush()
+        self._errors.flush()
         late = sum(thread.is_alive() for thread in self._threads)
         if late:
             _log.warning("closed while %d threads still wait for the database; they are left behind", late)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import define, field
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from support.receiver import LOOPBACK, Authority, Receiver
 
@@ -130,12 +130,12 @@ class Stage:
 
     def set_hook(self, hook_id: uuid.UUID, **columns: Any) -> None:
         with Session(self.engine) as session:
-            session.query(NotifyHook).filter(NotifyHook.id == hook_id).update(columns)
+            session.execute(update(NotifyHook).where(NotifyHook.id == hook_id).values(**columns))
             session.commit()
 
     def set_endpoint(self, **columns: Any) -> None:
         with Session(self.engine) as session:
-            session.query(Endpoint).filter(Endpoint.id == self.endpoint.id).update(columns)
+            session.execute(update(Endpoint).where(Endpoint.id == self.endpoint.id).values(**columns))
             session.commit()
 
 

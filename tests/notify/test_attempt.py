@@ -248,23 +248,27 @@ SLOW: dict[str, dict[str, Any]] = {
     "drips 100 Continue": {"behave": drip_forever(b"HTTP/1.1 100 Continue\r\n\r\n")},
 }
 
-LATE: dict[str, Callable[[Request, Wire], None]] = {
-    "stalls in the body": lambda request, wire: (
-        wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n1"), wire.stall()
-    ),
-    "drips the body": lambda request, wire: (
-        wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 90000\r\n\r\n"), wire.drip(b"x" * 90_000, SHORT / 10)
-    ),
-    "drips chunks": lambda request, wire: (
-        wire.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"),
-        wire.drip(b"1\r\nx\r\n" * 9_000, SHORT / 10),
-    ),
-    "drips trailers": lambda request, wire: (
-        wire.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"),
-        wire.drip(b"x: y\r\n" * 9_000, SHORT / 10),
-    ),
-    "never closes": lambda request, wire: (wire.send(b"HTTP/1.1 200 OK\r\n\r\n"), wire.stall()),
-}  # fmt: skip
+
+def then(head: bytes, rest: bytes = b"") -> Callable[[Request, Wire], None]:
+    """Send ``head`` at once and then drip ``rest``, or nothing."""
+
+    def behave(request: Request, wire: Wire) -> None:
+        wire.send(b"HTTP/1.1 200 OK\r\n" + head)
+        wire.drip(rest * 9_000, every=SHORT / 10)
+        wire.stall()
+
+    return behave
+
+
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+
+LATE = {
+    "stalls in the body": then(b"content-length: 9\r\n\r\n1"),
+    "drips the body": then(b"content-length: 90000\r\n\r\n", b"x"),
+    "drips chunks": then(CHUNKED, b"1\r\nx\r\n"),
+    "drips trailers": then(CHUNKED + b"0\r\n", b"x: y\r\n"),
+    "never closes": then(b"\r\n"),
+}
 
 
 def timed(call: Callable[[], Outcome]) -> tuple[Outcome, float]:
