@@ -1,0 +1,469 @@
+"""Part 2: what the indexes cost those who write: enqueue, claim, heartbeat, complete, by the real verbs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define, field
+from benchmarks.bench import (
+    SEED,
+    Bench,
+    Result,
+    circumstances,
+    execute,
+    extension,
+    scalar,
+    server_cost,
+    told,
+    vacuum,
+    wal,
+)
+from benchmarks.data import add_pairs, add_past, add_pending
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+from support.builders import NOW
+
+from switchboard_stall import Endpoint, Todo, nudge_statement, queue
+from switchboard_stall.models import STALL_INDEXES
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable
+
+    from sqlalchemy import Engine
+
+VERBS: Final = ("enqueue", "claim", "heartbeat", "complete")
+BARE: Final = "none of them"
+ALL: Final = "all of them"
+
+NAMES: Final = [str(index.name) for index in STALL_INDEXES]
+DROP: Final = {name: f"DROP INDEX {name}" for name in NAMES}
+
+_GENERATED: Final = (
+    DROP["ix_todos_stall_requeued"],
+    "ALTER TABLE todos ADD COLUMN requeued_at timestamptz GENERATED ALWAYS AS"
+    " (CASE WHEN state = 'pending' AND updated_at > created_at THEN updated_at END) STORED",
+    "CREATE INDEX ix_todos_requeued_at ON todos (endpoint_id, queue, requeued_at)"
+    " WHERE requeued_at IS NOT NULL",
+)
+_HELD: Final = (
+    DROP["ix_todos_lease"],
+    "CREATE INDEX ix_todos_held ON todos (claimed_at) WHERE state = 'claimed'",
+)
+_HASH: Final = "hashtextextended(queue, uuid_hash_extended(endpoint_id, 0))"
+
+VARIANTS: Final[dict[str, tuple[str, ...]]] = {
+    BARE: tuple(DROP.values()),
+    ALL: (),
+    **{f"all but {name.removeprefix('ix_todos_')}": (drop,) for name, drop in DROP.items()},
+    "requeued as a generated column": _GENERATED,
+    "lease by claimed_at": _HELD,
+    "both of these": (*_GENERATED, *_HELD),
+    "vouched without id": (
+        DROP["ix_todos_stall_vouched"],
+        "CREATE INDEX ix_todos_vouched ON todos (endpoint_id, queue, created_at)"
+        " WHERE state = 'pending' AND vouched",
+    ),
+    "keys hashed": (
+        *(DROP[f"ix_todos_stall_{name}"] for name in ("vouched", "claimed", "requeued")),
+        f"CREATE INDEX ix_todos_vouched ON todos ({_HASH}, created_at, id)"
+        " WHERE state = 'pending' AND vouched",
+        f"CREATE INDEX ix_todos_claimed ON todos ({_HASH}, claimed_at) WHERE claimed_at IS NOT NULL",
+        f"CREATE INDEX ix_todos_requeued ON todos ({_HASH}, updated_at)"
+        " WHERE state = 'pending' AND updated_at > created_at",
+    ),
+    "pending split by vouched": (
+        "DROP INDEX ix_todos_pending",
+        DROP["ix_todos_stall_vouched"],
+        "CREATE INDEX ix_todos_vouched ON todos (endpoint_id, queue, created_at, id)"
+        " WHERE state = 'pending' AND vouched",
+        "CREATE INDEX ix_todos_unvouched ON todos (endpoint_id, queue, created_at)"
+        " WHERE state = 'pending' AND NOT vouched",
+    ),
+}
+"""Each way to have the indexes, as what is done to a migrated database."""
+
+ROWS: Final = 100_000
+"""Rows of each kind that are there before anybody writes."""
+
+
+@define
+class Writer:
+    """One client of one database, who does every verb in a transaction of its own."""
+
+    engine: Engine
+    dice: random.Random = field(factory=lambda: random.Random(SEED))
+    endpoints: list[uuid.UUID] = field(factory=list)
+    held: list[str] = field(factory=list)
+    sent: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        with Session(self.engine) as session:
+            self.endpoints = list(session.scalars(Endpoint.__table__.select().with_only_columns(Endpoint.id)))
+        self.endpoints.sort()
+
+    def batch(self, verb: str, count: int) -> None:
+        """Do the verb so many times."""
+        if verb in ("heartbeat", "complete"):
+            for todo_id in self.held[:count]:
+                self.once(lambda session, held=todo_id: getattr(queue, verb)(session, held, "worker"))  # type: ignore[misc]
+            if verb == "complete":
+                del self.held[:count]
+            return
+        for _ in range(count):
+            self.once(self.enqueue if verb == "enqueue" else self.claim)
+
+    def once(self, act: Callable[[Session], object]) -> None:
+        with Session(self.engine) as session:
+            act(session)
+            session.commit()
+
+    def pair(self) -> tuple[uuid.UUID, str]:
+        return self.dice.choice(self.endpoints), f"queue-{self.dice.randrange(4)}"
+
+    def enqueue(self, session: Session) -> None:
+        endpoint, name = self.pair()
+        self.sent += 1
+        queue.enqueue(
+            session,
+            endpoint,
+            name,
+            "invoice 4711 was paid",
+            source="billing",
+            kind="invoice.paid",
+            payload={"invoice": self.sent, "amount": "129.00", "currency": "EUR", "customer": "c_1234567890"},
+            idempotency_key=f"delivery-{self.sent:012}",
+            vouched=True,
+        )
+
+    def claim(self, session: Session) -> None:
+        while True:
+            endpoint, name = self.pair()
+            todos = queue.claim(session, endpoint, "worker", queues=[name])
+            if todos:
+                self.held += [todo.id for todo in todos]
+                return
+
+
+def run(bench: Bench) -> Result:
+    """The verbs under every set of indexes; where the bytes go; bloat; dead rows; the reaper."""
+    result = Result(circumstances(bench))
+    _verbs(bench, result)
+    _cycles(bench, result)
+    _dead(bench, result)
+    _reaper(bench, result)
+    return result
+
+
+def _verbs(bench: Bench, result: Result) -> None:
+    scale = bench.scale
+    rows = min(ROWS, scale.pairs * scale.rows_a_pair)
+    with ExitStack() as stack:
+        filled = stack.enter_context(bench.database())
+        add_pairs(filled, scale.pairs)
+        add_pending(filled, rows, scale.pairs)
+        add_past(filled, rows, scale.pairs)
+        vacuum(filled)
+        template = str(filled.url.database)
+        filled.dispose()
+        writers = {}
+        for name, changes in VARIANTS.items():
+            engine = stack.enter_context(bench.database(template))
+            execute(engine, *changes)
+            vacuum(engine)
+            writers[name] = Writer(engine)
+        seen = {name: _Seen() for name in VARIANTS}
+        dice = random.Random(SEED)
+        for number in range(scale.rounds + 1):
+            bench.say(f"verbs: round {number} of {scale.rounds}")
+            for name in dice.sample(list(VARIANTS), len(VARIANTS)):
+                for verb in VERBS:
+                    measured = _batch(writers[name], verb, scale.verbs)
+                    if number:
+                        seen[name].of(verb, *measured)
+        _report_verbs(result, seen)
+        _anatomy(bench, result, {name: writers[name] for name in (BARE, ALL, "both of these")})
+
+
+@define
+class _Seen:
+    """What each verb took in each round, in microseconds and bytes per verb."""
+
+    client: dict[str, list[float]] = field(factory=dict)
+    server: dict[str, list[float]] = field(factory=dict)
+    wal: dict[str, list[float]] = field(factory=dict)
+
+    def of(self, verb: str, client: float, server: float | None, written: float) -> None:
+        self.client.setdefault(verb, []).append(client)
+        self.wal.setdefault(verb, []).append(written)
+        if server is not None:
+            self.server.setdefault(verb, []).append(server)
+
+
+def _batch(writer: Writer, verb: str, count: int) -> tuple[float, float | None, float]:
+    with wal(writer.engine) as written:
+        cost = server_cost(writer.engine, lambda: writer.batch(verb, count))
+    server = None if cost.server_ms is None else cost.server_ms * 1000 / count
+    return cost.client_ms * 1000 / count, server, written[0] / count
+
+
+def _loss(rounds: list[float], bare: list[float]) -> float:
+    """How much longer than without the indexes, in percent: the median of the rounds."""
+    return round((statistics.median(a / b for a, b in zip(rounds, bare, strict=True)) - 1) * 100, 1)
+
+
+def _report_verbs(result: Result, seen: dict[str, _Seen]) -> None:
+    columns = ("indexes", *VERBS)
+    log = result.table("wal", "WAL bytes per verb, commit included", *columns)
+    more = result.table("wal_loss", "WAL over none of them, %", *columns)
+    rate = result.table("rate", "Verbs a second, one client", *columns)
+    slower = result.table("rate_loss", "Longer than with none of them, as the client sees it, %", *columns)
+    server = result.table(
+        "server_loss", "Longer than with none of them, in the server's executor, %", *columns
+    )
+    for name, of in seen.items():
+        log.add(name, *(round(statistics.median(of.wal[verb])) for verb in VERBS))
+        more.add(name, *(_loss(of.wal[verb], seen[BARE].wal[verb]) for verb in VERBS))
+        rate.add(name, *(round(1e6 / statistics.median(of.client[verb])) for verb in VERBS))
+        slower.add(name, *(_loss(of.client[verb], seen[BARE].client[verb]) for verb in VERBS))
+        if of.server:
+            server.add(name, *(_loss(of.server[verb], seen[BARE].server[verb]) for verb in VERBS))
+
+
+def _anatomy(bench: Bench, result: Result, writers: dict[str, Writer]) -> None:
+    """Where the bytes of one verb go, record by record, as the server's own reader of its log tells."""
+    table = result.table(
+        "anatomy",
+        "Records of one verb in the log",
+        "indexes",
+        "verb",
+        "B-tree entries",
+        "bytes an entry",
+        "B-tree bytes",
+        "heap bytes",
+        "other bytes",
+        "HOT, %",
+    )
+    for name, writer in writers.items():
+        if not extension(writer.engine, "pg_walinspect"):
+            return
+        for verb in VERBS:
+            lsn = "SELECT pg_current_wal_insert_lsn()::text"
+            start = scalar(writer.engine, lsn)
+            writer.batch(verb, bench.scale.verbs)
+            end = scalar(writer.engine, lsn)
+            with writer.engine.connect() as connection:
+                records = connection.execute(
+                    text(
+                        "SELECT resource_manager, record_type, count(*), sum(record_length)::bigint"
+                        " FROM pg_get_wal_records_info(CAST(:start AS pg_lsn), CAST(:end AS pg_lsn))"
+                        " GROUP BY 1, 2"
+                    ),
+                    {"start": start, "end": end},
+                ).all()
+            table.add(name, verb, *_shares(records, bench.scale.verbs))
+
+
+def _shares(records: Any, verbs: int) -> tuple[float | None, ...]:
+    def total(manager: str, kinds: tuple[str, ...] = (), place: int = 3) -> int:
+        return sum(row[place] for row in records if row[0] in manager and (not kinds or row[1] in kinds))
+
+    leaves = ("INSERT_LEAF", "INSERT_POST")
+    entries = total("Btree", leaves, 2)
+    hot, cold = (total("Heap", (kind, f"{kind}+INIT"), 2) for kind in ("HOT_UPDATE", "UPDATE"))
+    every = sum(row[3] for row in records)
+    trees, heap = total("Btree"), total("Heap2")
+    return (
+        round(entries / verbs, 2),
+        round(total("Btree", leaves) / entries) if entries else None,
+        round(trees / verbs),
+        round(heap / verbs),
+        round((every - trees - heap) / verbs),
+        round(hot * 100 / (hot + cold)) if hot + cold else None,
+    )
+
+
+# Bloat.
+
+
+def _cycles(bench: Bench, result: Result) -> None:
+    """Many todos through their whole life, vacuumed ten times on the way; then each index beside a new one.
+
+    The claim is the real verb, in batches; heartbeat and complete set the same columns for a batch at once.
+    """
+    cycles, pairs = bench.scale.cycles, bench.scale.pairs
+    table = result.table(
+        "bloat", f"Indexes of todos after {cycles:,} claims", "index", "MiB", "MiB rebuilt", "ratio"
+    )
+    with bench.database() as engine:
+        add_pairs(engine, pairs)
+        writer = Writer(engine)
+        for turn in range(10):
+            add_pending(engine, cycles // 10, pairs, kind=f"cycle {turn} ")
+            for endpoint in writer.endpoints:
+                with Session(engine) as session:
+                    held = [
+                        todo.id
+                        for todo in queue.claim(session, endpoint, "worker", limit=cycles // 10, now=NOW)
+                    ]
+                    session.commit()
+                    for change in (
+                        "lease_expires_at = :now, updated_at = :now",
+                        "state = 'done', completed_at = :now, updated_at = :now",
+                    ):
+                        session.execute(
+                            text(f"UPDATE todos SET {change} WHERE id = ANY (:held)"),
+                            {"held": held, "now": NOW + timedelta(seconds=turn)},
+                        )
+                        session.commit()
+            bench.say(f"verbs: {(turn + 1) * cycles // 10:,} of {cycles:,} claims")
+            vacuum(engine, "VACUUM (ANALYZE) todos")
+        result.figures["cycles"] = cycles
+        hot = scalar(
+            engine,
+            "SELECT round(100.0 * n_tup_hot_upd / greatest(n_tup_upd, 1), 1)::float"
+            " FROM pg_stat_user_tables WHERE relname = 'todos'",
+        )
+        result.figures["cycles_hot_percent"] = hot
+        before = _sizes(engine)
+        execute(engine, "REINDEX TABLE todos")
+        after = _sizes(engine)
+        for name, size in before.items():
+            table.add(
+                name,
+                round(size / 2**20, 2),
+                round(after[name] / 2**20, 2),
+                round(size / max(after[name], 1), 2),
+            )
+
+
+def _sizes(engine: Engine) -> dict[str, int]:
+    with engine.connect() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT indexrelid::regclass::text, pg_relation_size(indexrelid) FROM pg_index"
+                " WHERE indrelid = 'todos'::regclass ORDER BY 1"
+            )
+        ).all()
+    return {row[0]: row[1] for row in rows}
+
+
+# Dead rows.
+
+
+def _dead(bench: Bench, result: Result) -> None:
+    """Rows that are done since the last vacuum lie in the walk's way, before each pair's first."""
+    scale = bench.scale
+    table = result.table(
+        "dead",
+        f"{scale.dead:,} claimed and done since the last vacuum, {scale.pairs:,} pairs",
+        "when",
+        "buffers a pair",
+        "server ms",
+    )
+    with bench.database() as engine, engine.connect() as holder:
+        add_pairs(engine, scale.pairs)
+        add_pending(engine, scale.pairs * scale.rows_a_pair, scale.pairs)
+        execute(
+            engine, "UPDATE todos SET created_at = created_at + interval '30 min', updated_at = updated_at"
+        )
+        execute(engine, "UPDATE todos SET updated_at = created_at")
+        add_pending(engine, scale.dead, scale.pairs, kind="dead")
+        vacuum(engine)
+
+        def swept(when: str) -> None:
+            with engine.connect() as connection:
+                plan = told(connection, nudge_statement(now=NOW), "ANALYZE, BUFFERS, TIMING OFF")
+                connection.rollback()
+            root = plan["Plan"]
+            buffers = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
+            bench.say(f"verbs: {when}: {plan['Execution Time']:.1f} ms")
+            table.add(when, round(buffers / scale.pairs, 2), round(plan["Execution Time"], 1))
+
+        swept("before")
+        holder.execution_options(isolation_level="REPEATABLE READ")
+        holder.execute(text("SELECT 1 FROM todos LIMIT 1"))
+        execute(
+            engine,
+            "UPDATE todos SET state = 'done', claimed_at = created_at, completed_at = created_at,"
+            " updated_at = created_at WHERE id IN (SELECT id FROM todos ORDER BY created_at LIMIT :dead)",
+            dead=scale.dead,
+        )
+        swept("dead, an old transaction open: first sweep")
+        swept("dead, an old transaction open: second sweep")
+        holder.rollback()
+        swept("dead, the transaction over: first sweep")
+        swept("dead, the transaction over: second sweep")
+        vacuum(engine)
+        swept("after a vacuum")
+
+
+# The reaper.
+
+
+def _reaper(bench: Bench, result: Result) -> None:
+    """Lapsed leases are few; what it takes to see that there is none depends on the index."""
+    scale = bench.scale
+    table = result.table(
+        "reaper",
+        f"Reap, claim and heartbeat beside {scale.done:,} done and {scale.claimed:,} claimed todos",
+        "index for leases",
+        "reap ms",
+        "reap buffers",
+        "claim ms",
+        "claim buffers",
+        "heartbeat WAL bytes",
+        "MiB",
+    )
+    ways = {
+        "none": (DROP["ix_todos_lease"],),
+        "claimed_at, of claimed": (
+            "CREATE INDEX ix_todos_held ON todos (claimed_at) WHERE state = 'claimed'",
+        ),
+        "lease_expires_at, of claimed": (
+            "DROP INDEX ix_todos_held",
+            "CREATE INDEX ix_todos_lease ON todos (lease_expires_at) WHERE state = 'claimed'",
+        ),
+    }
+    with bench.database() as engine:
+        execute(engine, *_GENERATED)
+        add_pairs(engine, scale.pairs)
+        add_past(engine, scale.done, scale.pairs)
+        add_past(engine, scale.claimed, scale.pairs, state="claimed", kind="held")
+        add_pending(engine, max(1_000, scale.pairs * scale.rows_a_pair), scale.pairs)
+        writer = Writer(engine)
+        with Session(engine) as session:
+            held = session.query(Todo.id).where(Todo.state == "claimed").limit(100).all()
+        for way, changes in ways.items():
+            execute(engine, *changes)
+            vacuum(engine)
+
+            def reap(engine: Engine = engine) -> None:
+                with Session(engine) as session:
+                    queue.reap_lapsed_leases(session, now=NOW)
+                    session.commit()
+
+            reaps = [server_cost(engine, reap) for _ in range(5)]
+            claims = [server_cost(engine, lambda: writer.batch("claim", 10)) for _ in range(5)]
+            writer.held = [todo_id for (todo_id,) in held]
+            with wal(engine) as written:
+                writer.batch("heartbeat", len(held))
+            size = scalar(
+                engine,
+                "SELECT coalesce(sum(pg_relation_size(indexrelid)), 0)::bigint FROM pg_index"
+                " WHERE indexrelid::regclass::text IN ('ix_todos_held', 'ix_todos_lease')",
+            )
+            bench.say(f"verbs: reaper with {way}: {statistics.median(r.client_ms for r in reaps):.1f} ms")
+            table.add(
+                way,
+                round(statistics.median(cost.client_ms for cost in reaps), 1),
+                reaps[-1].buffers,
+                round(statistics.median(cost.client_ms for cost in claims) / 10, 2),
+                None if claims[-1].buffers is None else claims[-1].buffers // 10,
+                round(written[0] / len(held)),
+                round(size / 2**20, 2),
+            )
