@@ -70,7 +70,6 @@ def configure(schema: str | None, **kw: Any) -> None:
     context.configure(
         target_metadata=Base.metadata,
         version_table=migrations.VERSION_TABLE,
-        version_table_schema=schema,
         include_object=include_object,
         compare_server_default=True,
         transaction_per_migration=True,
@@ -194,7 +193,6 @@ def prepared(connection: sa.Connection) -> Iterator[str]:
 def wait_turn(connection: sa.Connection) -> None:
     deadline = time.monotonic() + timeouts.turn.total_seconds()
     while not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(LOCK_KEY))):
-        connection.commit()
         if time.monotonic() >= deadline:
             raise migrations.UpgradeInProgress(
                 f"Another process has been migrating this database for {timeouts.turn}: wait for it, or look "

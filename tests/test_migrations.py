@@ -981,8 +981,8 @@ def test_a_host_compares_what_it_declares_itself(blank: sa.Engine, host: Config)
         blank,
         "ALTER TABLE todos ADD event_id uuid, ADD forgotten text; CREATE INDEX t ON todos (kind)",
     )
-    theirs: sa.MetaData = host.attributes["metadata"]
-    todos = sa.Table("todos", theirs, autoload_with=blank, resolve_fks=False)
+    todos = sa.Table("todos", sa.MetaData(), autoload_with=blank, resolve_fks=False)
+    generated = sa.text("gen_random_uuid()")
     table = sa.Table(
         "todos",
         sa.MetaData(),
@@ -998,6 +998,10 @@ def test_a_host_compares_what_it_declares_itself(blank: sa.Engine, host: Config)
             if c.name not in ("vouched", "forgotten")
         ),
         sa.Column("wanted", sa.Text),
+        sa.ForeignKeyConstraint(["endpoint_id"], ["endpoints.id"], name="fk_todos_endpoint_id_endpoints"),
+    )
+    sa.Table(
+        "endpoints", table.metadata, sa.Column("id", sa.Uuid, primary_key=True, server_default=generated)
     )
     host.attributes["metadata"] = table.metadata
     host.attributes["include_object"] = migrations.include_object
@@ -1008,7 +1012,9 @@ def test_a_host_compares_what_it_declares_itself(blank: sa.Engine, host: Config)
 
     assert sorted((each[0], getattr(each[-1], "name", None)) for each in found.value.diffs) == [
         ("add_column", "wanted"),
+        ("add_fk", "fk_todos_endpoint_id_endpoints"),
         ("remove_column", "forgotten"),
+        ("remove_fk", "fk_todos_endpoint_id_endpoints"),
         ("remove_index", "t"),
     ]
 
