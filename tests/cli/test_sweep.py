@@ -31,7 +31,9 @@ def test_a_dry_run_shows_what_is_due_and_writes_nothing(world: World, command: C
 
 
 def test_charges_the_ledger_and_tells_what_became_of_the_wakes(world: World, command: Command) -> None:
-    inbox = world.queue()
+    endpoint = world.endpoint()
+    endpoint.hook(url="https://127.0.0.1/hook")
+    inbox = endpoint.queue()
     inbox.pending(age="7m")
     command.environment["SWITCHBOARD_SECRET_ENCRYPTION_KEY"] = KEY
     # The hook's stored secret was sealed under another key, so its wake cannot be signed.
