@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, PendingRollbackError
-
 from alembic import context
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 # `alembic upgrade head` in a checkout is promised without installing it.
 _root = Path(__file__).resolve().parent.parent

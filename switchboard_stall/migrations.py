@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import sqlalchemy as sa
+from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -22,7 +23,6 @@ from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
 from sqlalchemy.exc import ArgumentError
 
-from alembic import command
 from switchboard_stall.models import Base
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -29,7 +30,6 @@ from support.builders import World
 from support.databases import database_copy
 from support.variants import build_partitioned
 
-from alembic import command
 from switchboard_stall import Base, migrations
 from switchboard_stall.models import STALL_INDEXES
 

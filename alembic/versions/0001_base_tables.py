@@ -6,9 +6,9 @@ Revision: 0001, the first.
 from __future__ import annotations
 
 import sqlalchemy as sa
+from alembic import op
 from sqlalchemy.dialects import postgresql as pg
 
-from alembic import op
 from switchboard_stall import migrations
 
 revision = "0001"

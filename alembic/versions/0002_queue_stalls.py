@@ -11,8 +11,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
-
 from alembic import op
+
 from switchboard_stall import migrations
 
 if TYPE_CHECKING:
