@@ -33,6 +33,7 @@ from benchmarks.bench import (
 from benchmarks.data import CREATED, add_pairs, add_past, add_pending
 from benchmarks.per_pair import WALK
 from sqlalchemy import func, select, text
+from sqlalchemy.dialects.postgresql import distinct_on
 from support.builders import NOW
 
 from switchboard_stall import Todo, nudge_statement
@@ -66,8 +67,8 @@ def statements(pairs: int) -> dict[str, ClauseElement]:
         "the walk alone": WALK,
         "GROUP BY": select(*PAIR, func.min(Todo.created_at)).where(Todo.state == PENDING).group_by(*PAIR),
         "DISTINCT ON": select(*PAIR, Todo.created_at)
+        .ext(distinct_on(*PAIR))
         .where(Todo.state == PENDING)
-        .distinct(*PAIR)
         .order_by(*PAIR, Todo.created_at),
         "window rank": select(_RANKED).where(_RANKED.c.turn == 1),
         "skip scan, every row old": _past(NOW - timedelta(minutes=5)),
@@ -209,7 +210,7 @@ def _peers(engine: Engine, loop: asyncio.Runner, pairs: int, rows: int) -> list[
             found += prepare(engine, loop, pairs, rows)
         except ModuleNotFoundError:
             continue
-    vacuum(engine)
+    vacuum(engine, "VACUUM (ANALYZE)")
     return found
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NEEDS_CONTRIB = "Longer than with none of them, in the server's executor, %"
 TINY = evolve(
-    QUICK, backlogs=(40,), pair_counts=(4,), pairs=8, verbs=2, instances=(1, 2), receivers=2, wakes=2
+    QUICK, backlogs=(40, 80), pair_counts=(4,), pairs=8, verbs=2, instances=(2,), receivers=2, wakes=2
 )
 
 
