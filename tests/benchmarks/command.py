@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks import beside, contention, delivery, per_pair, report, verbs
+from benchmarks import beside, contention, delivery, per_pair, report, upkeep, verbs
 from benchmarks.bench import DEFAULT, LARGE, QUICK, Bench, Result, bench
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PARTS: Final[dict[str, Callable[[Bench], Result]]] = {
     "per-pair": per_pair.run,
     "verbs": verbs.run,
+    "upkeep": upkeep.run,
     "contention": contention.run,
     "beside": beside.run,
     "delivery": delivery.run,

@@ -180,11 +180,11 @@ def _beside_work(bench: Bench, result: Result, engine: Engine, other: Engine) ->
         "p99 ms, sweeps elsewhere",
         "waits seen",
     )
-    for sweepers in (0, *bench.scale.instances[: bench.scale.rounds // 4]):
+    for sweepers in (0, *bench.scale.instances[: bench.scale.rounds // 2]):
         rates: dict[str, list[float]] = {"here": [], "elsewhere": []}
         times: dict[str, list[float]] = {"here": [], "elsewhere": []}
         waits: Counter[str] = Counter()
-        for _ in range(max(1, bench.scale.rounds // 4)):
+        for _ in range(max(1, bench.scale.rounds // 2)):
             for where, database in (("here", engine), ("elsewhere", other)):
                 orders = [Order("work", engine), *[Order("sweep", database)] * sweepers]
                 found = crowd(orders, bench.scale.seconds)
