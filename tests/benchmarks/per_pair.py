@@ -153,7 +153,7 @@ def states(engine: Engine, pairs: int, runs: int) -> Iterator[tuple[str, Cost]]:
 
 
 def run(bench: Bench) -> Result:
-    """Every state at every backlog; then pairs, floods, history, partitions, an idle database, and Python."""
+    """Every state at every backlog; then against pairs; an idle database, and Python."""
     scale, result = bench.scale, Result(circumstances(bench))
     against_backlog = result.table("states", "Every state, at every backlog", *COLUMNS)
     for backlog in scale.backlogs:
@@ -177,8 +177,6 @@ def run(bench: Bench) -> Result:
             _row(against_pairs, pairs, pairs * scale.rows_a_pair, "stalled, old claims", cost)
             memory.add(pairs, *(_temporary(engine, size) for size in ("4MB", "64MB")))
 
-    _floods(bench, result)
-    _partitions(bench, result)
     _idle(bench, result)
     _goals(result)
     return result
@@ -205,7 +203,6 @@ def _goals(result: Result) -> None:
         if state in quiet:
             ratios.append(ratio)
     growth = [after / before for seen in times.values() for before, after in pairwise(seen)]
-    floods = [row[5] for row in result.tables["floods"].rows]
     result.figures["goals"] = {
         "old_buffers": max(max(seen) for state, seen in buffers.items() if state not in (*fresh, "requeued")),
         "requeued_buffers": max(buffers["requeued"]),
@@ -216,7 +213,6 @@ def _goals(result: Result) -> None:
             max(after - before for seen in buffers.values() for before, after in pairwise(seen)), 2
         ),
         "ten_times_ms": round(statistics.median(growth), 2),
-        "flood_buffers": round(max(floods) - floods[0], 2),
     }
 
 
@@ -227,9 +223,9 @@ def _fill(engine: Engine, pairs: int, rows: int) -> None:
     vacuum(engine)
 
 
-def _floods(bench: Bench, result: Result) -> None:
+def floods(bench: Bench) -> Result:
     """Each flood comes on top of the same pairs; the first row is without one."""
-    scale = bench.scale
+    scale, result = bench.scale, Result(circumstances(bench))
     rows = scale.pairs * scale.rows_a_pair
     table = result.table("floods", "Floods and history: stalled with old claims", "on top", *COLUMNS)
     fifty = min(50, scale.pairs)
@@ -238,7 +234,7 @@ def _floods(bench: Bench, result: Result) -> None:
         add_past(engine, scale.done, scale.pairs, kind="history")
         add_past(engine, scale.claimed, scale.pairs, state="claimed", kind="held")
 
-    floods: dict[str, Callable[[Engine], object]] = {
+    kinds: dict[str, Callable[[Engine], object]] = {
         "nothing": lambda engine: None,
         f"{scale.flood_one:,} unvouched in one pair": lambda engine: add_pending(
             engine, scale.flood_one, 1, vouched=False, kind="flood"
@@ -248,7 +244,7 @@ def _floods(bench: Bench, result: Result) -> None:
         ),
         f"{scale.done:,} done and {scale.claimed:,} claimed": history,
     }
-    for title, flood in floods.items():
+    for title, flood in kinds.items():
         with bench.database() as engine:
             _fill(engine, scale.pairs, rows)
             flood(engine)
@@ -258,25 +254,29 @@ def _floods(bench: Bench, result: Result) -> None:
             within = Table("", ())
             _row(within, scale.pairs, rows, "stalled, old claims", cost)
             table.add(title, *within.rows[0])
+    base, *others = (row[5] for row in table.rows)
+    result.figures["flood_buffers"] = round(max(others) - base, 2)
+    return result
 
 
-def _partitions(bench: Bench, result: Result) -> None:
+def partitions(bench: Bench) -> Result:
     """The same rows in hash partitions by endpoint."""
-    scale = bench.scale
+    scale, result = bench.scale, Result(circumstances(bench))
     rows = scale.pairs * scale.rows_a_pair
     table = result.table("partitions", "Todos hash-partitioned by endpoint", "partitions", *COLUMNS)
-    for partitions in (1, *scale.partitions):
-        with bench.database(bench.template if partitions == 1 else "template0") as engine:
-            if partitions > 1:
+    for count in (1, *scale.partitions):
+        with bench.database(bench.template if count == 1 else "template0") as engine:
+            if count > 1:
                 with engine.connect() as connection:
                     build_partitioned(connection)
-                    _repartition(connection, partitions)
+                    _repartition(connection, count)
             _fill(engine, scale.pairs, rows)
             cost = measure(engine, scale.runs)
-            bench.say(f"per pair: {partitions} partitions: {cost.sweep_ms:.1f} ms")
+            bench.say(f"per pair: {count} partitions: {cost.sweep_ms:.1f} ms")
             within = Table("", ())
             _row(within, scale.pairs, rows, "stalled, old claims", cost)
-            table.add(partitions, *within.rows[0])
+            table.add(count, *within.rows[0])
+    return result
 
 
 def _repartition(connection: Connection, partitions: int) -> None:

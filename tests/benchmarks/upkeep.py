@@ -29,23 +29,15 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 
-def run(bench: Bench) -> Result:
-    """What the indexes come to in the long run."""
-    result = Result(circumstances(bench))
-    _cycles(bench, result)
-    _dead(bench, result)
-    _reaper(bench, result)
-    return result
-
-
 # Bloat.
 
 
-def _cycles(bench: Bench, result: Result) -> None:
+def bloat(bench: Bench) -> Result:
     """Many todos through their whole life, vacuumed ten times on the way; then each index beside a new one.
 
     The claim is the real verb, in batches; heartbeat and complete set the same columns for a batch at once.
     """
+    result = Result(circumstances(bench))
     cycles, pairs = bench.scale.cycles, bench.scale.pairs
     table = result.table(
         "bloat", f"Indexes of todos after {cycles:,} claims", "index", "MiB", "MiB rebuilt", "ratio"
@@ -90,6 +82,7 @@ def _cycles(bench: Bench, result: Result) -> None:
                 round(after[name] / 2**20, 2),
                 round(size / max(after[name], 1), 2),
             )
+    return result
 
 
 def _sizes(engine: Engine) -> dict[str, int]:
@@ -106,8 +99,9 @@ def _sizes(engine: Engine) -> dict[str, int]:
 # Dead rows.
 
 
-def _dead(bench: Bench, result: Result) -> None:
+def dead_rows(bench: Bench) -> Result:
     """Rows that are done since the last vacuum lie in the walk's way, before each pair's first."""
+    result = Result(circumstances(bench))
     scale = bench.scale
     table = result.table(
         "dead",
@@ -151,13 +145,15 @@ def _dead(bench: Bench, result: Result) -> None:
         swept("dead, the transaction over: second sweep")
         vacuum(engine)
         swept("after a vacuum")
+    return result
 
 
 # The reaper.
 
 
-def _reaper(bench: Bench, result: Result) -> None:
+def reaper(bench: Bench) -> Result:
     """Lapsed leases are few; what it takes to see that there is none depends on the index."""
+    result = Result(circumstances(bench))
     scale = bench.scale
     table = result.table(
         "reaper",
@@ -218,3 +214,4 @@ def _reaper(bench: Bench, result: Result) -> None:
                 round(written[0] / len(held)),
                 round(size / 2**20, 2),
             )
+    return result
