@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 from benchmarks import beside, contention, delivery, per_pair, report, upkeep, verbs
@@ -47,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bin-dir", type=Path, help="folder with another version's initdb and postgres")
     options = parser.parse_args(arguments)
     scale = QUICK if options.quick else LARGE if options.large else DEFAULT
-    scale = evolve(scale, **{name: int(number) for name, number in (each.split("=") for each in options.set)})
+    changes: dict[str, Any] = {
+        name: int(number) for name, number in (each.split("=") for each in options.set)
+    }
+    scale = evolve(scale, **changes)
     if not options.redraw:
         with bench(scale, named=options.database_url, bin_dir=options.bin_dir) as run:
             for name in options.only or PARTS:
