@@ -268,6 +268,9 @@ class _Reader(io.BufferedReader):
     def close(self) -> None:
         pass
 
+    def flush(self) -> None:
+        """A response that is collected flushes what it reads from, closed or not."""
+
 
 def _exchange(wire: _Wire, target: Target, headers: Mapping[str, str], body: bytes) -> Outcome:
     wire.sendall(_request(target, headers, body))

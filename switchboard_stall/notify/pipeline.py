@@ -130,7 +130,7 @@ class Pipeline:
         self._ready_lock = threading.Lock()
         self._ready_changed = threading.Condition(self._ready_lock)
         self._router_waits = False
-        self._routing = False
+        self._routing = 0
         self._secrets_due = settings.monotonic()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -145,8 +145,8 @@ class Pipeline:
 
     @property
     def full(self) -> bool:
-        """Whether the first stage was full a moment ago: asked before anything is copied."""
-        return len(self._ready) >= CAPACITY
+        """Whether the first stage is full: also asked without the lock, before anything is copied."""
+        return len(self._ready) + self._routing >= CAPACITY
 
     def accept(self, notification: Notification) -> None:
         """Hold a notification for the router, or drop and count it."""
@@ -154,7 +154,7 @@ class Pipeline:
         with self._ready_lock:
             if self._closed:
                 drop = "closed"
-            elif len(self._ready) >= CAPACITY:
+            elif self.full:
                 drop = "ready queue full"
             else:
                 self._ready.append(notification)
@@ -201,9 +201,12 @@ class Pipeline:
 
     def wait_idle(self, timeout: float | None) -> bool:
         """Wait until nothing is held or under way; return whether that came about in time."""
-        return self._deliveries.wait_until(
-            lambda: not (self._ready or self._routing or len(self._deliveries)), timeout
-        )
+
+        def idle() -> bool:
+            with self._ready_lock:
+                return not (self._ready or self._routing or len(self._deliveries))
+
+        return self._deliveries.wait_until(idle, timeout)
 
     def stats(self) -> DispatcherStats:
         """Return what has been done and what is held."""
@@ -215,7 +218,7 @@ class Pipeline:
             failed=self._failed.totals(),
             dropped=self.dropped.totals(),
             skipped=self.skipped.totals(),
-            ready=len(self._ready),
+            ready=len(self._ready) + self._routing,
             deliveries=len(self._deliveries),
             running=self._deliveries.running,
         )
@@ -240,11 +243,11 @@ class Pipeline:
                 else:
                     self._in_session(destroy_expired_secrets)
             except Exception as error:
-                self._report("looking up receivers", error)
+                self._report("looking up receivers" if batch else "destroying old secrets", error)
                 if batch:
-                    self.dropped.add("database", len(batch))
+                    self.dropped.add(_blamed(error), len(batch))
             finally:
-                self._routing = False
+                self._routing = 0
                 self._deliveries.poke()
 
     def _next_batch(self) -> list[Notification] | None:
@@ -253,11 +256,11 @@ class Pipeline:
             while not self._closed:
                 if self._settings.monotonic() >= self._secrets_due:
                     self._secrets_due = self._settings.monotonic() + _SECRETS_EVERY
-                    self._routing = True
                     return []
                 if self._ready:
-                    self._routing = True
-                    return [self._ready.popleft() for _ in range(min(_BATCH, len(self._ready)))]
+                    batch = [self._ready.popleft() for _ in range(min(_BATCH, len(self._ready)))]
+                    self._routing = len(batch)
+                    return batch
                 self._router_waits = True
                 self._ready_changed.wait(self._secrets_due - self._settings.monotonic())
                 self._router_waits = False
@@ -329,12 +332,9 @@ class Pipeline:
             wait = None
             try:
                 wait = self._attempt(delivery)
-            except SQLAlchemyError as error:
-                self._report("reading a hook", error)
-                self.dropped.add("database")
             except Exception as error:
                 self._report("an attempt", error)
-                self.dropped.add("internal")
+                self.dropped.add(_blamed(error))
             if wait is None:
                 self._deliveries.finish(delivery)
             elif self._deliveries.put_back(delivery):
@@ -463,6 +463,10 @@ class Pipeline:
         self._errors.add(
             f"{what}: {type(error).__name__} at {os.path.basename(frame.filename)}:{frame.lineno}"
         )
+
+
+def _blamed(error: Exception) -> DropReason:
+    return "database" if isinstance(error, SQLAlchemyError) else "internal"
 
 
 def _user_agent() -> str:

@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 
+# Python 3.13 verifies to the letter of RFC 5280.
+_CERTIFICATES_ONLY = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 class Authority:
     """A certificate authority that only these tests trust."""
@@ -33,9 +46,12 @@ class Authority:
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")])
+        self._key_id = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         self._certificate = (
             _builder(self._name, self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_CERTIFICATES_ONLY, critical=True)
+            .add_extension(self._key_id, critical=False)
             .sign(self._key, hashes.SHA256())
         )
 
@@ -50,6 +66,9 @@ class Authority:
         certificate = (
             _builder(subject, self._name, key, days)
             .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._key_id), False
+            )
             .sign(self._key, hashes.SHA256())
         )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
