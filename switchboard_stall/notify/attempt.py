@@ -112,7 +112,7 @@ def narrowed(context: ssl.SSLContext) -> ssl.SSLContext:
     :raises ValueError: it does not verify certificates or host names.
     """
     if context.verify_mode != ssl.CERT_REQUIRED or not context.check_hostname:
-        raise ValueError("tls_context does not verify; it needs verify_mode=CERT_REQUIRED and check_hostname")
+        raise ValueError("tls does not verify; it needs verify_mode=CERT_REQUIRED and check_hostname")
     if context.minimum_version < ssl.TLSVersion.TLSv1_2:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.hostname_checks_common_name = False

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from attrs import define, field
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from switchboard_stall.notify.body import Notification
     from switchboard_stall.notify.lookup import Answer
-
-_K = TypeVar("_K")
-
-PER_HOOK: Final = 2
-"""The most attempts at one hook at a time: a receiver that answers nothing holds so many workers."""
 
 _MAX_SUSPECTS: Final = 8192
 
@@ -33,7 +28,8 @@ class Delivery:
     :param message_id: the same for all its attempts.
     :param url: the hook's URL as last read. Not shown by ``repr``.
     :param attempt: 1 for the first.
-    :param resolved: the host that ``resolution`` belongs to; ``None`` before it is looked up.
+    :param destination: what the attempt will connect to; equal for equal hosts and ports.
+    :param resolution: of the host of ``url``, for the attempt at hand.
     """
 
     notification: Notification = field(repr=False)
@@ -43,7 +39,6 @@ class Delivery:
     url: str = field(repr=False)
     attempt: int = 1
     destination: object = None
-    resolved: str | None = None
     resolution: Resolution | None = None
     evicted: bool = False
     running: bool = False
@@ -52,9 +47,9 @@ class Delivery:
 class Deliveries:
     """Holds a bounded number of deliveries and hands them to workers. Thread-safe.
 
-    First attempts go first, hooks take turns, one hook has at most 2 attempts under way and one destination
-    at most half of the workers. Retries, and hooks whose last attempt failed, share half of the workers, so
-    that what hangs leaves room for what does not; one worker serves them even when first attempts queue.
+    First attempts go first, and hooks take turns. What hangs leaves room for what does not: one hook has one
+    attempt under way, one endpoint and one destination at most half of the workers, and retries share half
+    of them with the hooks whose last attempt failed; one worker serves these even when first attempts queue.
 
     :param capacity: the most deliveries held, waiting for a retry included.
     :param workers: how many threads call :meth:`take`.
@@ -70,11 +65,11 @@ class Deliveries:
         self._settled = threading.Condition(self._lock)
         self._held: dict[uuid.UUID, dict[Delivery, None]] = {}
         self._count = 0
+        self._running = 0
         self._prompt: OrderedDict[uuid.UUID, deque[Delivery]] = OrderedDict()
         self._slow: OrderedDict[uuid.UUID, deque[Delivery]] = OrderedDict()
         self._slow_running: set[Delivery] = set()
-        self._running_hooks: Counter[uuid.UUID] = Counter()
-        self._running_destinations: Counter[object] = Counter()
+        self._shares: Counter[object] = Counter()
         self._suspects: OrderedDict[uuid.UUID, None] = OrderedDict()
         self._closed = False
 
@@ -85,7 +80,7 @@ class Deliveries:
     @property
     def running(self) -> int:
         """How many attempts are under way."""
-        return self._running_hooks.total()
+        return self._running
 
     def admit(self, delivery: Delivery) -> Delivery | None:
         """Hold one more; return the one that lost its place, which may be this one, or ``None``.
@@ -186,25 +181,32 @@ class Deliveries:
 
     def _pick_from(self, lane: OrderedDict[uuid.UUID, deque[Delivery]]) -> Delivery | None:
         for hook_id, queue in lane.items():
-            if self._running_hooks[hook_id] >= PER_HOOK:
-                continue
-            if self._running_destinations[queue[0].destination] >= self._half:
+            if any(self._shares[key] >= most for key, most in self._shares_of(queue[0])):
                 continue
             delivery = queue.popleft()
             del lane[hook_id]
             if queue:
                 lane[hook_id] = queue
-            self._running_hooks[hook_id] += 1
-            self._running_destinations[delivery.destination] += 1
+            self._shares.update(key for key, _ in self._shares_of(delivery))
+            self._running += 1
             delivery.running = True
             return delivery
         return None
 
+    def _shares_of(self, delivery: Delivery) -> Iterator[tuple[object, int]]:
+        """Whose attempt this is, and how many each of them may have under way."""
+        yield ("hook", delivery.hook_id), 1
+        yield ("endpoint", delivery.notification.endpoint_id), self._half
+        yield ("destination", delivery.destination), self._half
+
     def _release(self, delivery: Delivery) -> None:
         delivery.running = False
         self._slow_running.discard(delivery)
-        _decrease(self._running_hooks, delivery.hook_id)
-        _decrease(self._running_destinations, delivery.destination)
+        self._running -= 1
+        for key, _ in self._shares_of(delivery):
+            self._shares[key] -= 1
+            if not self._shares[key]:
+                del self._shares[key]
         self._takeable.notify_all()
 
     def _forget(self, delivery: Delivery) -> None:
@@ -230,9 +232,3 @@ class Deliveries:
                 self._forget(delivery)
                 return delivery
         return None
-
-
-def _decrease(counter: Counter[_K], key: _K) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]

@@ -297,7 +297,7 @@ class Pipeline:
 
     def _resolve(self, delivery: Delivery) -> None:
         """Look the delivery's host up, if it has a name, and offer the delivery to the workers."""
-        delivery.resolved = delivery.resolution = delivery.destination = None
+        delivery.resolution = delivery.destination = None
         try:
             target = self._settings.policy.target(delivery.url)
         except TargetRefused:
@@ -307,7 +307,6 @@ class Pipeline:
         if target.literal is not None:
             self._deliveries.offer(delivery)
             return
-        delivery.resolved = target.host
         began = self._settings.monotonic()
         first = threading.Lock()
 

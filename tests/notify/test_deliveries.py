@@ -3,64 +3,88 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, cast
+from datetime import UTC, datetime
 
+from switchboard_stall.notify.body import Notification
 from switchboard_stall.notify.deliveries import Deliveries, Delivery
-
-if TYPE_CHECKING:
-    from switchboard_stall.notify.body import Notification
 
 A, B, C, D, E = (uuid.UUID(int=number) for number in range(1, 6))
 
 
 class Scene:
-    """Deliveries told by their hook; each hook has a destination of its own unless it is told."""
+    """Deliveries told by their hook; each has an endpoint and a destination of its own unless told."""
 
     def __init__(self, *, capacity: int = 1024, workers: int = 8) -> None:
         self.deliveries = Deliveries(capacity=capacity, workers=workers)
 
     def admit(
-        self, hook: uuid.UUID, *, to: object = None, attempt: int = 1
+        self,
+        hook: uuid.UUID,
+        *,
+        to: object = None,
+        of: uuid.UUID | None = None,
+        attempt: int = 1,
     ) -> tuple[Delivery, Delivery | None]:
-        delivery = Delivery(cast("Notification", None), hook, "msg", b"", "https://a.example/", attempt)
+        made = Notification("td", of or hook, "inbox", "", "", "", 0, "created", datetime.now(UTC))
+        delivery = Delivery(made, hook, "msg", b"", "https://a.example/", attempt)
         delivery.destination = to or hook
         return delivery, self.deliveries.admit(delivery)
 
-    def offer(self, hook: uuid.UUID, *, to: object = None, attempt: int = 1) -> Delivery:
-        delivery, loser = self.admit(hook, to=to, attempt=attempt)
+    def offer(
+        self, hook: uuid.UUID, *, to: object = None, of: uuid.UUID | None = None, attempt: int = 1
+    ) -> Delivery:
+        delivery, loser = self.admit(hook, to=to, of=of, attempt=attempt)
         assert loser is None
         self.deliveries.offer(delivery)
         return delivery
 
-    def taken(self) -> list[Delivery]:
-        """What idle workers take until none can take more."""
-        taken = []
+    def taken_by_one(self) -> Delivery | None:
+        """What an idle worker takes, if there is anything for it."""
         with self.deliveries._lock:
-            while (delivery := self.deliveries._pick()) is not None:
-                taken.append(delivery)
-        return taken
+            return self.deliveries._pick()
+
+    def taken(self) -> list[Delivery]:
+        """What idle workers take until there is nothing for one more."""
+        return list(iter(self.taken_by_one, None))
 
 
-def test_hooks_take_turns() -> None:
+def test_hooks_take_turns_and_each_has_one_attempt_under_way() -> None:
     scene = Scene()
     first = [scene.offer(A) for _ in range(3)]
+    second = [scene.offer(B) for _ in range(2)]
+    assert scene.taken() == [first[0], second[0]]
+    scene.deliveries.finish(first[0])
+    assert scene.taken() == [first[1]]
+    scene.deliveries.finish(second[0])
+    scene.deliveries.finish(first[1])
+    assert scene.taken() == [second[1], first[2]]
+
+
+def test_the_hook_that_waited_longest_is_next() -> None:
+    scene = Scene(workers=1)
+    first = [scene.offer(A) for _ in range(3)]
     second = scene.offer(B)
-    assert scene.taken() == [first[0], second, first[1]]
-
-
-def test_a_hook_has_two_attempts_under_way_at_most_and_goes_on_when_one_ends() -> None:
-    scene = Scene()
-    offered = [scene.offer(A) for _ in range(5)]
-    assert scene.taken() == offered[:2]
-    scene.deliveries.finish(offered[0])
-    assert scene.taken() == offered[2:3]
+    order = []
+    while (delivery := scene.taken_by_one()) is not None:
+        order.append(delivery)
+        scene.deliveries.finish(delivery)
+    assert order == [first[0], second, first[1], first[2]]
 
 
 def test_a_destination_of_many_hooks_has_half_of_the_workers_at_most() -> None:
     scene = Scene(workers=8)
-    for hook in (A, B, C, D):
-        for _ in range(2):
-            scene.offer(hook, to="one black hole")
+    for _ in range(8):
+        scene.offer(uuid.uuid4(), to="one black hole")
+    other = scene.offer(E)
+    taken = scene.taken()
+    assert len(taken) == 5
+    assert other in taken
+
+
+def test_an_endpoint_of_many_hooks_has_half_of_the_workers_at_most() -> None:
+    scene = Scene(workers=8)
+    for _ in range(8):
+        scene.offer(uuid.uuid4(), of=A)
     other = scene.offer(E)
     taken = scene.taken()
     assert len(taken) == 5
@@ -117,16 +141,16 @@ def test_a_full_stage_takes_the_newest_of_the_hook_that_crowds_it() -> None:
     newcomer, loser = scene.admit(B)
     assert loser is crowd[2]
     scene.deliveries.offer(newcomer)
-    assert scene.taken() == [crowd[0], newcomer, crowd[1]]
+    assert scene.taken() == [crowd[0], newcomer]
     assert len(scene.deliveries) == 3
 
 
 def test_an_attempt_under_way_never_loses_its_place() -> None:
     scene = Scene(capacity=2)
     scene.offer(A)
-    scene.offer(A)
+    scene.offer(B)
     assert len(scene.taken()) == 2
-    newcomer, loser = scene.admit(B)
+    newcomer, loser = scene.admit(C)
     assert loser is newcomer
 
 

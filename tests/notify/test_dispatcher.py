@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -555,7 +556,26 @@ def test_a_black_hole_delays_nobody(stage: Stage, authority: Authority, receiver
         with stage.dispatcher(attempt_timeout=timedelta(seconds=2)) as dispatcher:
             for _ in range(30):
                 dispatcher.enqueue(stage.todo(endpoint=hole_endpoint), "created")
-            wait_until(lambda: dispatcher.stats.running >= 2)
+            wait_until(lambda: dispatcher.stats.running >= 1)
+            began = time.monotonic()
+            dispatcher.enqueue(stage.todo(), "created")
+            receiver.wait_for(1)
+            assert time.monotonic() - began < 1
+
+
+def test_as_many_black_holes_as_an_endpoint_may_have_delay_nobody(
+    stage: Stage, authority: Authority, receiver: Receiver
+) -> None:
+    hole_endpoint = stage.world.endpoint(scope=["inbox"])
+    with contextlib.ExitStack() as holes:
+        for _ in range(5):
+            hole = holes.enter_context(Receiver(authority.server_context(LOOPBACK), stall))
+            stage.hook(hole.url(), endpoint=hole_endpoint)
+        stage.hook(receiver.url())
+        with stage.dispatcher(attempt_timeout=timedelta(seconds=2)) as dispatcher:
+            for _ in range(10):
+                dispatcher.enqueue(stage.todo(endpoint=hole_endpoint), "created")
+            wait_until(lambda: dispatcher.stats.running >= 4)
             began = time.monotonic()
             dispatcher.enqueue(stage.todo(), "created")
             receiver.wait_for(1)
