@@ -572,10 +572,10 @@ def test_as_many_black_holes_as_an_endpoint_may_have_delay_nobody(
             hole = holes.enter_context(Receiver(authority.server_context(LOOPBACK), stall))
             stage.hook(hole.url(), endpoint=hole_endpoint)
         stage.hook(receiver.url())
-        with stage.dispatcher(attempt_timeout=timedelta(seconds=2)) as dispatcher:
+        with stage.dispatcher(workers=4, attempt_timeout=timedelta(seconds=2)) as dispatcher:
             for _ in range(10):
                 dispatcher.enqueue(stage.todo(endpoint=hole_endpoint), "created")
-            wait_until(lambda: dispatcher.stats.running >= 4)
+            wait_until(lambda: dispatcher.stats.running >= 2)
             began = time.monotonic()
             dispatcher.enqueue(stage.todo(), "created")
             receiver.wait_for(1)
