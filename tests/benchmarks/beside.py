@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+import psycopg.conninfo
 from attrs import define, field
 from benchmarks.bench import (
     Bench,
@@ -134,6 +135,10 @@ def run(bench: Bench) -> Result:
                 "each queue whole",
             )
             for peer in _peers(engine, loop, scale.pairs, scale.beside):
+                if not _ends(peer):
+                    bench.say(f"beside: {peer.title}: given up")
+                    table.add(peer.title, f"over {PATIENCE_MS:,}", None, None, "given up")
+                    continue
                 sweeps, times = alternately(runs, sweep, peer.ask)
                 cost = server_cost(engine, peer.ask)
                 plan = _plan_of_last(engine)
@@ -216,6 +221,20 @@ def _peers(engine: Engine, loop: asyncio.Runner, pairs: int, rows: int) -> list[
 
 _OPEN: Final[list[Any]] = []
 
+PATIENCE_MS: Final = 20_000
+"""How long a peer's statement may take."""
+
+
+def _ends(peer: Peer) -> bool:
+    """Whether the peer answers in time."""
+    try:
+        peer.ask()
+    except Exception as error:
+        if "statement timeout" in f"{error} {error.__cause__}":
+            return False
+        raise
+    return True
+
 
 async def _close() -> None:
     while _OPEN:
@@ -223,7 +242,15 @@ async def _close() -> None:
 
 
 def _dsn(engine: Engine) -> str:
-    return engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    url = engine.url
+    return psycopg.conninfo.make_conninfo(
+        host=url.host,
+        port=url.port,
+        user=url.username,
+        password=url.password,
+        dbname=url.database,
+        options=f"-c statement_timeout={PATIENCE_MS}",
+    )
 
 
 def _procrastinate(engine: Engine, loop: asyncio.Runner, pairs: int, rows: int) -> list[Peer]:

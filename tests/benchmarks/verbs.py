@@ -12,6 +12,7 @@ from benchmarks.bench import (
     SEED,
     Bench,
     Result,
+    ServerCost,
     circumstances,
     execute,
     extension,
@@ -187,26 +188,26 @@ def _verbs(bench: Bench, result: Result) -> None:
 class _Seen:
     """What each verb took in each round, in microseconds and bytes per verb."""
 
-    client: dict[str, list[float]] = field(factory=dict)
+    together: dict[str, list[float]] = field(factory=dict)
     server: dict[str, list[float]] = field(factory=dict)
     wal: dict[str, list[float]] = field(factory=dict)
 
-    def of(self, verb: str, client: float, server: float | None, written: float) -> None:
-        self.client.setdefault(verb, []).append(client)
-        self.wal.setdefault(verb, []).append(written)
-        if server is not None:
-            self.server.setdefault(verb, []).append(server)
+    def of(self, verb: str, cost: ServerCost, written: float, count: int) -> None:
+        self.wal.setdefault(verb, []).append(written / count)
+        if cost.server_cpu_ms is not None:
+            together = cost.client_cpu_ms + cost.server_cpu_ms
+            self.together.setdefault(verb, []).append(together * 1000 / count)
+            self.server.setdefault(verb, []).append(cost.server_cpu_ms * 1000 / count)
 
 
-def _batch(writer: Writer, verb: str, count: int) -> tuple[float, float | None, float]:
+def _batch(writer: Writer, verb: str, count: int) -> tuple[ServerCost, float, int]:
     with wal(writer.engine) as written:
         cost = server_cost(writer.engine, lambda: writer.batch(verb, count))
-    server = None if cost.server_ms is None else cost.server_ms * 1000 / count
-    return cost.client_ms * 1000 / count, server, written[0] / count
+    return cost, written[0], count
 
 
-def _loss(rounds: list[float], bare: list[float]) -> float:
-    """How much longer than without the indexes, in percent: the median of the rounds."""
+def _more(rounds: list[float], bare: list[float]) -> float:
+    """How much more than without the indexes, in percent: the median of the rounds."""
     return round((statistics.median(a / b for a, b in zip(rounds, bare, strict=True)) - 1) * 100, 1)
 
 
@@ -214,18 +215,18 @@ def _report_verbs(result: Result, seen: dict[str, _Seen]) -> None:
     columns = ("indexes", *VERBS)
     log = result.table("wal", "WAL bytes per verb, commit included", *columns)
     more = result.table("wal_loss", "WAL over none of them, %", *columns)
-    rate = result.table("rate", "Verbs a second, one client", *columns)
-    slower = result.table("rate_loss", "Longer than with none of them, as the client sees it, %", *columns)
-    server = result.table(
-        "server_loss", "Longer than with none of them, in the server's executor, %", *columns
-    )
+    rate = result.table("rate", "Verbs a second, one client and one server core", *columns)
+    slower = result.table("rate_loss", "Time on a core over none of them, client and server, %", *columns)
+    server = result.table("server_loss", "Time on a core over none of them, server alone, %", *columns)
+    bare = seen[BARE]
     for name, of in seen.items():
-        log.add(name, *(round(statistics.median(of.wal[verb])) for verb in VERBS))
-        more.add(name, *(_loss(of.wal[verb], seen[BARE].wal[verb]) for verb in VERBS))
-        rate.add(name, *(round(1e6 / statistics.median(of.client[verb])) for verb in VERBS))
-        slower.add(name, *(_loss(of.client[verb], seen[BARE].client[verb]) for verb in VERBS))
+        log.add(name, *(round(statistics.mean(of.wal[verb])) for verb in VERBS))
+        share = [statistics.mean(of.wal[verb]) / statistics.mean(bare.wal[verb]) for verb in VERBS]
+        more.add(name, *(round((each - 1) * 100, 1) for each in share))
         if of.server:
-            server.add(name, *(_loss(of.server[verb], seen[BARE].server[verb]) for verb in VERBS))
+            rate.add(name, *(round(1e6 / statistics.median(of.together[verb])) for verb in VERBS))
+            slower.add(name, *(_more(of.together[verb], bare.together[verb]) for verb in VERBS))
+            server.add(name, *(_more(of.server[verb], bare.server[verb]) for verb in VERBS))
 
 
 def _anatomy(bench: Bench, result: Result, writers: dict[str, Writer]) -> None:
