@@ -1058,7 +1058,6 @@ def test_the_folder_does_not_shadow_the_library() -> None:
 
 
 def test_a_wheel_carries_the_revisions_and_runs_them(blank: sa.Engine, tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
     source = tmp_path / "source with a %"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
