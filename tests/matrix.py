@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -277,11 +277,14 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--quick", action="store_true", help="a handful of rows, of the conformance suite")
     arguments.add_argument("--write", action="store_true", help=f"put the table into {TABLE.name}")
+    arguments.add_argument("--suite", help="these tests in every row, instead of the row's own")
     arguments.add_argument("--only", default="", help="the rows whose name holds this text")
     arguments.add_argument("--jobs", type=int, default=2, help="rows at a time (2)")
     told = arguments.parse_args()
     CACHE.mkdir(exist_ok=True)
     chosen = [row for row in rows(told.quick) if told.only in row.says]
+    if told.suite:
+        chosen = [evolve(row, tests=(told.suite,), without=()) for row in chosen]
     # Two at a time may want the same package.
     for row in chosen:
         with contextlib.suppress(Missing, OSError):
