@@ -122,8 +122,7 @@ def draw(results: Mapping[str, Any]) -> dict[str, str]:
             Axis("instances"),
             Axis("a second"),
             {
-                "sweeps, nothing due": _points(tables["sweeps"], "instances", "sweeps/s"),
-                "wakes, all due": _points(tables["wakes"], "instances", "wakes/s"),
+                "wakes, all due at once": _points(tables["wakes"], "instances", "wakes/s"),
             },
         )
     return drawn
