@@ -305,9 +305,10 @@ def main() -> int:
     print("\n" + table(outcomes))
     if told.write:
         platform = sysconfig.get_platform()
+        suite = f" --suite {told.suite}" if told.suite else ""
         TABLE.write_text(
             "# Where the suite passes\n\n"
-            "Written by `python tests/matrix.py --write`. Each row is one run, which differs from the\n"
+            f"Written by `python tests/matrix.py{suite} --write`. Each row is one run, which differs from the\n"
             "plain one in what it names. `tests/conformance` keeps each promise twice: for `Session`,\n"
             "and for `AsyncSession`.\n"
             f"On {platform}, {os.cpu_count()} cores, {told.jobs} rows at a time.\n\n{table(outcomes)}"
