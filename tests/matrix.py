@@ -308,8 +308,8 @@ def main() -> int:
         suite = f" --suite {told.suite}" if told.suite else ""
         TABLE.write_text(
             "# Where the suite passes\n\n"
-            f"Written by `python tests/matrix.py{suite} --write`. Each row is one run, which differs from the\n"
-            "plain one in what it names. `tests/conformance` keeps each promise twice: for `Session`,\n"
+            f"Written by `python tests/matrix.py{suite} --write`.\n"
+            "Each row is one run, which differs from the plain one in what it names. `tests/conformance` keeps each promise twice: for `Session`,\n"
             "and for `AsyncSession`.\n"
             f"On {platform}, {os.cpu_count()} cores, {told.jobs} rows at a time.\n\n{table(outcomes)}"
         )
