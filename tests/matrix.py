@@ -309,8 +309,8 @@ def main() -> int:
         TABLE.write_text(
             "# Where the suite passes\n\n"
             f"Written by `python tests/matrix.py{suite} --write`.\n"
-            "Each row is one run, which differs from the plain one in what it names. `tests/conformance` keeps each promise twice: for `Session`,\n"
-            "and for `AsyncSession`.\n"
+            "Each row is one run, which differs from the plain one in what it names. `tests/conformance`\n"
+            "keeps each promise twice: for `Session`, and for `AsyncSession`.\n"
             f"On {platform}, {os.cpu_count()} cores, {told.jobs} rows at a time.\n\n{table(outcomes)}"
         )
     return 0 if outcomes and all(outcome.good for outcome in outcomes) else 1
