@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import pytest
 from attrs import evolve, frozen
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -41,13 +42,18 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlalchemy import Engine
+    from support.builders import World
 
 POLICIES = (STALL_POLICY, StallPolicy(waits=STALL_POLICY.waits[:2], sweep_limit=1))
 QUEUES = ("a", "b")
+BELIEVED = (0, 200)
+"""Rows of todos that the statistics tell of. One belongs here too, once a claim keeps its limit under it."""
+
 MILLISECOND = timedelta(milliseconds=1)
 
 queues = st.sampled_from(QUEUES)
-some_queues = st.sampled_from([QUEUES, ("a",), ("b",), ()])
+some_queues = st.sampled_from([QUEUES, QUEUES, ("a",), ("b",), ()])
+mostly = st.sampled_from([True, True, True, False])
 edges = st.sampled_from([timedelta(0), -MILLISECOND, MILLISECOND])
 
 
@@ -101,29 +107,32 @@ class Machine(RuleBasedStateMachine):
     def open_endpoints(self) -> list[uuid.UUID]:
         return [endpoint.id for endpoint in self.twin.endpoints.values() if endpoint.active(self.now)]
 
-    def ahead(self) -> list[datetime]:
-        """Every instant at which something may change by itself, soonest first."""
+    def instants(self) -> list[datetime]:
+        """When something will change by itself, soonest first."""
         rows = self.twin
-        waited_for = [
-            *(todo.created_at for todo in rows.todos.values()),
-            *(todo.updated_at for todo in rows.todos.values()),
-            *(todo.claimed_at for todo in rows.todos.values() if todo.claimed_at),
-            *(charge.last_nudged_at for charge in rows.ledger.values()),
-        ]
-        instants = {start + wait for start in waited_for for wait in self.policy.waits}
-        instants |= {todo.lease_expires_at for todo in rows.todos.values() if todo.lease_expires_at}
-        instants |= {todo.next_retry_at for todo in rows.todos.values() if todo.next_retry_at}
-        instants |= {endpoint.expires_at for endpoint in rows.endpoints.values() if endpoint.expires_at}
-        return sorted(at for at in instants if at >= self.now)
+        instants = {stall.due_at for stall in rows.stalls(self.policy)}
+        instants |= {todo.lease_expires_at for todo in rows.todos.values()}
+        instants |= {todo.next_retry_at for todo in rows.todos.values()}
+        instants |= {endpoint.expires_at for endpoint in rows.endpoints.values()}
+        return sorted(at for at in instants if at is not None and at >= self.now)
+
+    def next_nudge(self) -> datetime | None:
+        """When the next pair will be due for which somebody may be woken."""
+        may = [stall for stall in self.twin.stalls(self.policy) if self.twin.may_be_woken(stall, self.now)]
+        return min((stall.due_at for stall in may if stall.due_at is not None), default=None)
 
     # Owners
 
-    @initialize(policy=st.sampled_from(POLICIES))
-    def begins(self, policy: StallPolicy) -> None:
+    @initialize(policy=st.sampled_from(POLICIES), believed=st.sampled_from(BELIEVED))
+    def begins(self, policy: StallPolicy, believed: int) -> None:
+        """One endpoint and one todo. Statistics tell of so many: nothing may hang on the plan."""
         self.policy = policy
         self.endpoint_is_made()
+        (endpoint,) = self.twin.endpoints
+        believe(self.engine, Todo("", endpoint, "a", NOW, NOW), believed)
+        self.enqueue(endpoint, "a", vouched=True, times=1, max_attempts=5)
 
-    @precondition(lambda self: len(self.twin.endpoints) < 3)
+    @precondition(lambda self: len(self.open_endpoints()) < 2)
     @rule()
     def endpoint_is_made(self) -> None:
         endpoint = Endpoint(uuid.UUID(int=next(self.numbers)), QUEUES)
@@ -135,27 +144,22 @@ class Machine(RuleBasedStateMachine):
             tables.store_hooks(connection, [hook])
 
     @precondition(lambda self: self.open_endpoints())
-    @rule(endpoint=one_of(open_endpoints), scope=some_queues)
-    def scope_changes(self, endpoint: uuid.UUID, scope: tuple[str, ...]) -> None:
+    @rule(endpoint=one_of(open_endpoints), scope=some_queues, enabled=mostly, filtered=some_queues)
+    def owner_changes(
+        self, endpoint: uuid.UUID, scope: tuple[str, ...], enabled: bool, filtered: tuple[str, ...]
+    ) -> None:
+        (hook,) = (hook for hook in self.twin.hooks.values() if hook.endpoint == endpoint)
         self.twin.endpoints[endpoint] = evolve(self.twin.endpoints[endpoint], scope=scope)
+        self.twin.hooks[hook.id] = evolve(hook, enabled=enabled, queues=filtered)
         self.change(models.Endpoint, endpoint, scope_queues=list(scope))
+        self.change(models.NotifyHook, hook.id, enabled=enabled, queues=list(filtered))
 
-    @rule(hook=one_of(lambda self: list(self.twin.hooks)), enabled=st.booleans(), filtered=some_queues)
-    def hook_changes(self, hook: uuid.UUID, enabled: bool, filtered: tuple[str, ...]) -> None:
-        self.twin.hooks[hook] = evolve(self.twin.hooks[hook], enabled=enabled, queues=filtered)
-        self.change(models.NotifyHook, hook, enabled=enabled, queues=list(filtered))
-
-    @precondition(lambda self: self.open_endpoints())
-    @rule(endpoint=one_of(open_endpoints), after=st.sampled_from([timedelta(0), timedelta(minutes=5)]))
+    @precondition(lambda self: len(self.open_endpoints()) > 1)
+    @rule(endpoint=one_of(open_endpoints), after=st.sampled_from([timedelta(minutes=5), timedelta(0)]))
     def endpoint_will_expire(self, endpoint: uuid.UUID, after: timedelta) -> None:
         expires_at = self.now + after
         self.twin.endpoints[endpoint] = evolve(self.twin.endpoints[endpoint], expires_at=expires_at)
         self.change(models.Endpoint, endpoint, expires_at=expires_at)
-
-    @rule()
-    def expired_endpoints_are_revoked(self) -> None:
-        self.commits(lambda session: queue.expire_endpoints(session, now=self.now))
-        self.twin.expire(self.now)
 
     @precondition(lambda self: len(self.open_endpoints()) > 1)
     @rule(endpoint=one_of(open_endpoints))
@@ -175,31 +179,34 @@ class Machine(RuleBasedStateMachine):
     @rule(
         endpoint=one_of(open_endpoints),
         name=queues,
-        vouched=st.sampled_from([True, True, False]),
+        vouched=mostly,
+        times=st.integers(1, 3),
         max_attempts=st.sampled_from([5, 1]),
     )
-    def enqueue(self, endpoint: uuid.UUID, name: str, vouched: bool, max_attempts: int) -> None:
-        todo_id = self.commits(
-            lambda session: (
-                queue.enqueue(
-                    session,
-                    endpoint,
-                    name,
-                    "a piece of work",
-                    vouched=vouched,
-                    max_attempts=max_attempts,
-                    now=self.now,
-                ).todo.id
+    def enqueue(self, endpoint: uuid.UUID, name: str, vouched: bool, times: int, max_attempts: int) -> None:
+        for _ in range(times):
+            todo_id = self.commits(
+                lambda session: (
+                    queue.enqueue(
+                        session,
+                        endpoint,
+                        name,
+                        "a piece of work",
+                        vouched=vouched,
+                        max_attempts=max_attempts,
+                        now=self.now,
+                    ).todo.id
+                )
             )
-        )
-        self.twin.todos[todo_id] = Todo(
-            todo_id, endpoint, name, self.now, self.now, vouched=vouched, max_attempts=max_attempts
-        )
+            self.twin.todos[todo_id] = Todo(
+                todo_id, endpoint, name, self.now, self.now, vouched=vouched, max_attempts=max_attempts
+            )
 
     # Workers
 
+    @precondition(lambda self: self.twin.stalls(self.policy))
     @rule(
-        endpoint=one_of(lambda self: list(self.twin.endpoints)),
+        endpoint=one_of(lambda self: sorted({stall.pair[0] for stall in self.twin.stalls(self.policy)})),
         names=st.sampled_from([QUEUES, ("a",), ("b",)]),
         limit=st.integers(1, 2),
     )
@@ -228,42 +235,41 @@ class Machine(RuleBasedStateMachine):
 
     # The tick
 
-    @rule()
-    def lapsed_leases_are_reaped(self) -> None:
-        self.commits(lambda session: queue.reap_lapsed_leases(session, now=self.now))
-        self.twin.reap(self.now)
+    @rule(duty=st.sampled_from(["reap", "retry", "expire"]))
+    def duty_runs(self, duty: str) -> None:
+        verbs = {
+            "reap": queue.reap_lapsed_leases,
+            "retry": queue.requeue_due_retries,
+            "expire": queue.expire_endpoints,
+        }
+        self.commits(lambda session: verbs[duty](session, now=self.now))
+        getattr(self.twin, duty)(self.now)
 
-    @rule()
-    def due_retries_are_requeued(self) -> None:
-        self.commits(lambda session: queue.requeue_due_retries(session, now=self.now))
-        self.twin.retry(self.now)
-
-    @rule(instances=st.integers(1, 3), crashed=st.sampled_from([False, False, True]))
+    @rule(instances=st.integers(1, 3), crashed=mostly.map(lambda yes: not yes))
     def sweep(self, instances: int, crashed: bool) -> None:
-        """Several instances sweep, one after the other; the first may crash before its commit."""
+        """Several instances sweep, one after the other; before them one that crashes before its commit."""
         if crashed:
             with Session(self.engine) as session:
                 nudge_stalled_queues(session, policy=self.policy, now=self.now)
         for _ in range(instances):
             self.one_sweeps()
 
-    @rule()
-    def autovacuum_comes_by(self) -> None:
-        """New statistics, and so new plans: nothing may hang on them."""
-        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(text("VACUUM ANALYZE todos, queue_stalls, endpoints, notify_hooks"))
-
     # Time
 
-    @precondition(lambda self: self.ahead())
-    @rule(at=one_of(lambda self: self.ahead()[:8]), edge=edges)
+    @precondition(lambda self: self.instants())
+    @rule(at=one_of(lambda self: self.instants()[:4]), edge=edges)
     def time_comes_to(self, at: datetime, edge: timedelta) -> None:
         self.now = max(self.now, at + edge)
 
-    @rule(at=one_of(lambda self: self.ahead()[:8] or [self.now]), edge=edges)
-    def time_comes_to_a_tick(self, at: datetime, edge: timedelta) -> None:
-        self.now = max(self.now, at + edge)
-        self.one_sweeps()
+    @precondition(lambda self: self.next_nudge() is not None)
+    @rule(sweeps=st.lists(edges, min_size=1, max_size=6))
+    def nobody_answers(self, sweeps: list[timedelta]) -> None:
+        """Each sweep comes just before, just on, or just after the next nudge is due."""
+        for edge in sweeps:
+            at = self.next_nudge()
+            if at is not None:
+                self.now = max(self.now, at + edge)
+                self.one_sweeps()
 
     # What must hold
 
@@ -327,9 +333,30 @@ class Machine(RuleBasedStateMachine):
         )
 
 
+def believe(engine: Engine, bygone: Todo, rows: int) -> None:
+    """Let statistics tell of so many todos; they are gone."""
+    todos = {str(number): evolve(bygone, id=str(number)) for number in range(rows)}
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        tables.store(connection, Twin(todos=todos))
+        connection.execute(text("VACUUM ANALYZE todos"))
+        connection.execute(delete(models.Todo))
+
+
 def test_in_every_history_the_sweeps_do_what_the_rule_says(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE todos SET (autovacuum_enabled = off)"))
     # A history is many sweeps: a third of the profile's examples.
     run_state_machine_as_test(
         lambda: Machine(engine),  # type: ignore[arg-type]  # (it is annotated for a class, and calls it)
         settings=settings(max_examples=max(settings().max_examples // 3, 1), stateful_step_count=40),
     )
+
+
+@pytest.mark.xfail(strict=True, reason="the limit begins anew for each row of a plan that reruns the choice")
+def test_a_claim_keeps_its_limit_although_statistics_tell_of_a_single_todo(world: World) -> None:
+    inbox = world.queue()
+    believe(world.engine, Todo("", inbox.endpoint.id, inbox.name, NOW, NOW), 1)
+    for minutes in (4, 3, 2, 1):
+        inbox.pending(age=timedelta(minutes=minutes))
+    with Session(world.engine) as session:
+        assert len(queue.claim(session, inbox.endpoint.id, "worker", limit=2, now=NOW)) == 2

@@ -4,7 +4,7 @@ Written from the design's words and not from the statements: where the two diffe
 O, C, R, n, L, K and N are the letters of that page.
 """
 
-# ruff: noqa: E741, SIM300  (the letters are names, not constants)
+# ruff: noqa: E741
 
 from __future__ import annotations
 
@@ -88,16 +88,17 @@ class Wake:
     next_wait: timedelta | None
 
 
-@frozen(order=True)
-class _Due:
-    """Ordered as the cut takes them: least spent, then longest waiting, then by key."""
+@frozen
+class Stall:
+    """How one pair with pending work stands; ``due_at`` is None when its budget is spent."""
 
+    pair: Pair
     spent: int
     since: datetime
-    pair: Pair
-    todo: str = field(order=False)
-    claimed_at: datetime | None = field(order=False)
-    stalled_since: datetime = field(order=False)
+    due_at: datetime | None
+    stalled_since: datetime
+    latest_claim: datetime | None
+    named: str | None
 
 
 @define
@@ -115,28 +116,35 @@ class Twin:
         """Do what one statement does, and return the wakes in the order of the cut."""
         pending = {todo.pair for todo in self.todos.values() if todo.state == "pending"}
         self.ledger = {pair: charge for pair, charge in self.ledger.items() if pair in pending}
-        due = sorted(
-            found for pair in pending if (found := self._due(pair, policy, now)) and self._eligible(pair, now)
-        )
+        due = [
+            stall
+            for stall in self.stalls(policy)
+            if stall.due_at is not None and stall.due_at <= now and self.may_be_woken(stall, now)
+        ]
+        due.sort(key=lambda stall: (stall.spent, stall.since, stall.pair))
         wakes = []
-        for found in due[: policy.sweep_limit]:
-            number = found.spent + 1
-            self.ledger[found.pair] = Charge(number, now, found.claimed_at)
+        for stall in due[: policy.sweep_limit]:
+            number = stall.spent + 1
+            self.ledger[stall.pair] = Charge(number, now, stall.latest_claim)
             next_wait = policy.waits[number] if number < len(policy.waits) else None
-            wakes.append(Wake(found.pair, found.todo, number, found.stalled_since, next_wait))
+            assert stall.named is not None
+            wakes.append(Wake(stall.pair, stall.named, number, stall.stalled_since, next_wait))
         return wakes
 
-    def _due(self, pair: Pair, policy: StallPolicy, now: datetime) -> _Due | None:
-        """The pair as the cut sees it, if it is due and a todo may name it."""
-        N, first, waits = now, policy.waits[0], policy.waits
+    def stalls(self, policy: StallPolicy) -> list[Stall]:
+        """Every pair with pending work, due or not, whoever may be woken for it."""
+        pairs = {todo.pair: None for todo in self.todos.values() if todo.state == "pending"}
+        return [self._stall(pair, policy) for pair in pairs]
+
+    def _stall(self, pair: Pair, policy: StallPolicy) -> Stall:
         rows = [todo for todo in self.todos.values() if todo.pair == pair]
         waiting = [todo for todo in rows if todo.state == "pending"]
         O = min(todo.created_at for todo in waiting)
         C = max((todo.claimed_at for todo in rows if todo.claimed_at), default=None)
         R = max((todo.updated_at for todo in waiting if todo.updated_at > todo.created_at), default=None)
-        charge = self.ledger.get(pair)
         life = max(at for at in (O, C, R) if at is not None)
 
+        charge = self.ledger.get(pair)
         if charge is None:
             spent, since = 0, life
         else:
@@ -145,26 +153,25 @@ class Twin:
             spent = 0 if progress else n
             since = L if spent > 0 else max(life, L)
 
-        named = min(
-            (todo for todo in waiting if todo.vouched),
-            key=lambda todo: (todo.created_at, todo.id),
-            default=None,
-        )
-        is_due = (
-            spent < len(waits)
-            and N - since >= waits[spent]
-            and N - O >= first
-            and (R is None or N - R >= first)
-        )
-        return _Due(spent, since, pair, named.id, C, life) if is_due and named else None
+        # Due when N has come to the last of these.
+        due_at = None
+        if spent < len(policy.waits):
+            due_at = max(since + policy.waits[spent], O + policy.waits[0])
+            if R is not None:
+                due_at = max(due_at, R + policy.waits[0])
+        vouched = [(todo.created_at, todo.id) for todo in waiting if todo.vouched]
+        return Stall(pair, spent, since, due_at, life, C, min(vouched)[1] if vouched else None)
 
-    def _eligible(self, pair: Pair, now: datetime) -> bool:
-        endpoint = self.endpoints[pair[0]]
+    def may_be_woken(self, stall: Stall, now: datetime) -> bool:
+        """Whether the pair is eligible, due or not."""
+        endpoint_id, queue = stall.pair
+        endpoint = self.endpoints[endpoint_id]
         return (
-            endpoint.active(now)
-            and pair[1] in endpoint.scope
-            and pair[1] != "quarantine"
-            and any(hook.admits(pair) for hook in self.hooks.values())
+            stall.named is not None
+            and endpoint.active(now)
+            and queue in endpoint.scope
+            and queue != "quarantine"
+            and any(hook.admits(stall.pair) for hook in self.hooks.values())
         )
 
     # The lifecycle of a todo
