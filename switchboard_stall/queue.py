@@ -589,8 +589,12 @@ def _claim_of(
 
 
 def _update_locked(chosen: Select[str], values: dict[str, Any]) -> ReturningUpdate[Todo]:
-    """Update the chosen todos that no other transaction holds."""
-    locked = chosen.with_for_update(skip_locked=True).subquery("locked")
+    """Update the chosen todos that no other transaction holds.
+
+    They are chosen once: a subquery may be run again for each row it is joined with, and would then lock
+    its limit anew each time.
+    """
+    locked = chosen.with_for_update(skip_locked=True).cte("locked").prefix_with("MATERIALIZED")
     return update(Todo).where(Todo.id == locked.c.id).values(values).returning(Todo)
 
 

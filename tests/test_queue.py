@@ -861,6 +861,24 @@ def fill(engine: Engine, endpoint_id: uuid.UUID, count: int, **columns: Any) -> 
         connection.execute(insert(Todo).from_select(list(values), select(*values.values())))
 
 
+@pytest.mark.parametrize("believed", [0, 1, 200])
+def test_a_claim_keeps_its_limit_whatever_the_statistics_say(
+    engine: Engine, world: World, believed: int
+) -> None:
+    # A locking subquery beside the update may be run once for each row, and takes its limit each time.
+    endpoint = world.endpoint(scope=["inbox"])
+    fill(engine, endpoint.id, believed)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE todos"))
+        connection.execute(text("DELETE FROM todos"))
+    fill(engine, endpoint.id, 12)
+    with Session(engine) as session:
+        for already in range(0, 12, 3):
+            assert len(claim(session, endpoint.id, "worker", limit=3, now=NOW)) == 3
+            claimed = select(func.count()).where(Todo.state == "claimed")
+            assert session.scalar(claimed) == already + 3
+
+
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "without statistics"])
 def test_a_claim_costs_a_handful_of_pages_whatever_lies_around_it(
