@@ -15,6 +15,7 @@ from switchboard_stall import (
     IsolationError,
     Nudge,
     StallPolicy,
+    Todo,
     nudge_stalled_queues,
     set_todo_ready_hook,
 )
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
     from support.builders import EndpointBuilder, QueueBuilder, World
-
-    from switchboard_stall import Todo
 
 MOMENT = timedelta(milliseconds=1)
 
@@ -97,6 +96,16 @@ def test_it_joins_the_callers_transaction_under_read_committed(world: World) -> 
         session.rollback()
     assert (nudge.todo.id, nudge.todo.title) == (todo.id, "told anew")
     assert inbox.stall is None
+
+
+def test_a_todo_that_the_session_has_read_before_is_handed_over_as_it_is_now(world: World) -> None:
+    todo = world.queue().pending(age="1h")
+    with Session(world.engine) as session:
+        stale = session.get_one(Todo, todo.id)
+        with world.engine.begin() as other:
+            other.execute(text("UPDATE todos SET title = 'told anew'"))
+        (nudge,) = nudge_stalled_queues(session, now=world.now)
+        assert (stale.id, nudge.todo.title) == (todo.id, "told anew")
 
 
 def test_the_statement_is_paced_by_its_own_clock_and_not_by_the_start_of_the_transaction(
@@ -331,6 +340,25 @@ def test_each_nudge_is_one_info_line_and_the_last_one_a_warning(
         for part in (str(inbox.endpoint.id), '"in\\nbox"', f"nudge {number} of 5", todo.id):
             assert part in message
     assert "none" in caplog.records[-1].getMessage()
+
+
+def test_a_line_says_who_where_on_the_schedule_since_when_and_what_comes_next(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    inbox = world.queue()
+    inbox.pending(age="1d")
+    todo = inbox.pending(age="2d")
+    inbox.requeued(ago="8h", claimed_ago="9h")
+    inbox.nudged(3, ago="6h", last_claim_ago="9h")
+    with caplog.at_level(logging.INFO, logger="switchboard_stall.sweep"):
+        sweep(world.engine, world.now)
+        sweep(world.engine, world.after("6h"))
+    begins = f'queue stalled: endpoint {inbox.endpoint.id} queue "inbox": '
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{begins}nudge 4 of 5, stalled for 8:00:00, next wait 6:00:00, todo {todo.id}",
+        f"{begins}nudge 5 of 5, stalled for 14:00:00, next wait none: silent until a claim or a drain,"
+        f" todo {todo.id}",
+    ]
 
 
 def test_nothing_is_said_before_the_commit(world: World, caplog: pytest.LogCaptureFixture) -> None:
