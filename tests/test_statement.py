@@ -119,7 +119,12 @@ def test_every_case_is_searched() -> None:
 
 def test_no_instant_has_an_interval_taken_from_it() -> None:
     # timestamptz - interval is not immutable; a difference of two instants compared with an interval is.
-    assert re.search(r"[-+] interval", sql(nudge_statement()), re.IGNORECASE) is None
+    text = sql(nudge_statement())
+    assert re.search(r"[-+] interval", text, re.IGNORECASE) is None
+    lock_time_test = text.partition("ON CONFLICT")[2].partition("RETURNING")[0]
+    assert re.findall(r"(\S+) - (\S+)", lock_time_test) == [
+        ("excluded.last_nudged_at", "queue_stalls.last_nudged_at")
+    ]
 
 
 def test_the_charge_is_ordered_by_key() -> None:
