@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy.exc import DBAPIError
-
 from switchboard_stall.queue import (
     expire_endpoints,
     reap_lapsed_leases,
@@ -16,6 +14,7 @@ from switchboard_stall.queue import (
 from switchboard_stall.reaper import Duty
 from switchboard_stall.schedule import STALL_POLICY, StallPolicy
 from switchboard_stall.sweep import nudge_stalled_queues
+from switchboard_stall.transaction import in_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,36 +25,17 @@ _T = TypeVar("_T")
 
 
 def in_session(session_factory: Callable[[], Session], work: Callable[[Session], _T]) -> Callable[[], _T]:
-    """Return ``work`` as a call without arguments, in a session and a READ COMMITTED transaction of its own.
+    """Return ``work`` as a call without arguments: a duty's ``run``, in a transaction of its own.
 
-    The transaction commits when ``work`` returns and rolls back when it raises. If the connection to the
-    database turns out to be lost, ``work`` runs once more, at once, on a new one: a connection that was cut
-    between two ticks costs none. It must therefore bear to run twice, also when only the answer to the
-    commit was lost.
+    A connection that was cut between two ticks costs none: :func:`.transaction.in_transaction` says what
+    ``work`` must bear for that, and what is raised.
 
     :param session_factory: makes a session; a ``sessionmaker``.
     :param work: is given the session. What it returns must not need the session any more.
 
     Source: design, "Where the sweep runs".
     """
-
-    def once() -> _T:
-        with session_factory() as session:
-            session.connection(execution_options={"isolation_level": "READ COMMITTED"})
-            result = work(session)
-            session.commit()
-            return result
-
-    def run() -> _T:
-        try:
-            return once()
-        except DBAPIError as error:
-            if not error.connection_invalidated:
-                raise
-        # The pool has thrown out every connection as old as the lost one, so this one is new.
-        return once()
-
-    return run
+    return partial(in_transaction, session_factory, work)
 
 
 def standard_duties(

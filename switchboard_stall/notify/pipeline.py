@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from attrs import frozen
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from switchboard_stall.notify import health
 from switchboard_stall.notify.attempt import Outcome, post, tls_context
@@ -27,6 +27,7 @@ from switchboard_stall.notify.signing import SecretInvalid, SigningKey, message_
 from switchboard_stall.notify.tally import Counts, Tally
 from switchboard_stall.notify.target import HostUnresolved, Resolver, TargetPolicy, TargetRefused
 from switchboard_stall.notify.timers import Timers
+from switchboard_stall.transaction import in_transaction
 
 if TYPE_CHECKING:
     import ssl
@@ -440,21 +441,7 @@ class Pipeline:
             return self._tls
 
     def _in_session(self, work: Callable[[Session], _T]) -> _T:
-        """Do ``work`` in a short transaction of its own; once more if the connection turns out to be lost."""
-
-        def once() -> _T:
-            with self._settings.sessions() as session:
-                session.connection(execution_options={"isolation_level": "READ COMMITTED"})
-                result = work(session)
-                session.commit()
-                return result
-
-        try:
-            return once()
-        except DBAPIError as error:
-            if not error.connection_invalidated:
-                raise
-        return once()
+        return in_transaction(self._settings.sessions, work)
 
     def _report(self, what: str, error: Exception) -> None:
         # Its text may quote a URL or a parameter, so only its type and place are told.
