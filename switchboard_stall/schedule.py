@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
     from attrs import Attribute
 
+MAX_WAIT: Final = timedelta(days=100_000_000)
+"""The longest wait: somewhat less than PostgreSQL's interval can hold."""
+
+MAX_SWEEP_LIMIT: Final = 2**31 - 1
+"""The most pairs a sweep may be allowed: more than any ledger holds, and a number every LIMIT takes."""
+
 
 def _as_tuple(waits: Iterable[timedelta]) -> tuple[timedelta, ...]:
     return tuple(waits)
@@ -26,6 +32,8 @@ def _check_waits(_: StallPolicy, __: Attribute[tuple[timedelta, ...]], waits: tu
             raise TypeError(f"waits holds {wait!r}; each wait is a datetime.timedelta")
         if wait <= timedelta(0):
             raise ValueError(f"waits holds {wait}; each wait must be longer than nothing")
+        if wait > MAX_WAIT:
+            raise ValueError(f"waits holds {wait}, the longest is {MAX_WAIT}; give fewer waits for silence")
     for earlier, later in pairwise(waits):
         if later < earlier:
             raise ValueError(f"waits shrinks from {earlier} to {later}; a backoff may only widen")
@@ -36,6 +44,8 @@ def _check_sweep_limit(_: StallPolicy, __: Attribute[int], limit: int) -> None:
         raise TypeError(f"sweep_limit={limit!r}; it is a whole number of pairs")
     if limit < 1:
         raise ValueError(f"sweep_limit={limit}; a sweep that may nudge nobody is a reaper without this duty")
+    if limit > MAX_SWEEP_LIMIT:
+        raise ValueError(f"sweep_limit={limit}, the most is {MAX_SWEEP_LIMIT}; give the number you mean")
 
 
 @frozen
@@ -45,8 +55,9 @@ class StallPolicy:
     A value that exists is valid: it is checked where it is made.
 
     :param waits: the wait before each nudge of one stall: the first since the pair last showed life,
-        each later one since the nudge before it. Positive, never shrinking, at least one.
-    :param sweep_limit: the most pairs one sweep nudges, least-nudged first. At least 1.
+        each later one since the nudge before it. Positive, at most 100,000,000 days, never shrinking, at
+        least one.
+    :param sweep_limit: the most pairs one sweep nudges, least-nudged first. 1 to 2147483647.
     :raises ValueError: a wait or the limit is out of range.
     :raises TypeError: a wait is not a ``timedelta``, or the limit is not an ``int``.
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, DateTime, Integer, bindparam, literal, select
 from support.policies import MOMENT, policies
 
-from switchboard_stall.schedule import STALL_POLICY, StallPolicy
+from switchboard_stall.schedule import MAX_WAIT, STALL_POLICY, StallPolicy
 from switchboard_stall.sql import inlined
 from switchboard_stall.statement import wait_after
 
@@ -110,6 +110,7 @@ def test_a_policy_is_a_value(policy: StallPolicy) -> None:
         ((), ValueError, "waits is empty; give at least one wait"),
         ((timedelta(0),), ValueError, "waits holds 0:00:00; each wait must be longer than nothing"),
         ((MINUTE, -MINUTE), ValueError, "waits holds -1 day, 23:59:00; each wait must be longer"),
+        ((timedelta.max,), ValueError, "waits holds 999999999 days, .*, the longest is 100000000 days"),
         ((HOUR, MINUTE), ValueError, "waits shrinks from 1:00:00 to 0:01:00; a backoff may only widen"),
         ((MINUTE, 300), TypeError, "waits holds 300; each wait is a datetime.timedelta"),
     ],
@@ -124,6 +125,7 @@ def test_bad_waits_are_named_with_the_remedy(waits: Any, error: type[Exception],
     [
         (0, ValueError, "sweep_limit=0; a sweep that may nudge nobody"),
         (-4, ValueError, "sweep_limit=-4; a sweep that may nudge nobody"),
+        (2**31, ValueError, "sweep_limit=2147483648, the most is 2147483647"),
         (2.5, TypeError, "sweep_limit=2.5; it is a whole number of pairs"),
         (True, TypeError, "sweep_limit=True; it is a whole number of pairs"),
         ("4", TypeError, "sweep_limit='4'; it is a whole number of pairs"),
@@ -153,6 +155,7 @@ def test_exactly_the_policies_with_positive_waits_that_never_shrink_exist(
 @given(policies())
 @example(STALL_POLICY)
 @example(StallPolicy(waits=(MOMENT,)))
+@example(StallPolicy(waits=(MAX_WAIT - MOMENT, MAX_WAIT)))
 def test_a_wait_in_sql_is_the_wait_in_python_for_every_count(
     postgres: Connection, policy: StallPolicy
 ) -> None:

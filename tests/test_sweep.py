@@ -19,6 +19,7 @@ from switchboard_stall import (
     nudge_stalled_queues,
     set_todo_ready_hook,
 )
+from switchboard_stall.schedule import MAX_SWEEP_LIMIT, MAX_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -317,6 +318,22 @@ def test_the_policy_in_force_is_the_one_given(world: World) -> None:
     (second,) = sweep(world.engine, world.after("3s"), policy=policy)
     assert (first.next_wait, second.next_wait) == (timedelta(seconds=3), None)
     assert sweep(world.engine, world.after("9h"), policy=policy) == []
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        StallPolicy(waits=(MAX_WAIT,), sweep_limit=MAX_SWEEP_LIMIT),
+        StallPolicy(waits=[timedelta(microseconds=1), MAX_WAIT], sweep_limit=1),
+    ],
+    ids=["the largest", "from the shortest to the longest wait"],
+)
+def test_every_policy_that_exists_can_be_swept_with(world: World, policy: StallPolicy) -> None:
+    inbox = world.queue()
+    inbox.pending(age="1d")
+    first = sweep(world.engine, world.now, policy=policy)
+    assert len(first) == (0 if policy.wait(1) == MAX_WAIT else 1)
+    assert sweep(world.engine, world.after("900d"), policy=policy) == []
 
 
 # What it says.
