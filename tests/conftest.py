@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session, sessionmaker
 from support.builders import World
 from support.databases import DatabaseServer, database_copy, database_server, migrated_template
@@ -67,3 +68,12 @@ def session(session_factory: sessionmaker[Session]) -> Iterator[Session]:
 def world(engine: Engine) -> World:
     """Nothing yet: the database of ``engine``, told from ``NOW``."""
     return World(engine)
+
+
+@pytest.fixture
+def present(engine: Engine) -> World:
+    """Nothing yet, told from the database's present: for what takes no injected instant."""
+    with engine.connect() as connection:
+        now = connection.scalar(select(func.statement_timestamp()))
+    assert now is not None
+    return World(engine, now)

@@ -14,7 +14,6 @@ from attrs import define, field
 from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
-from support.builders import QueueBuilder, World
 
 from switchboard_stall.duties import in_session, standard_duties
 from switchboard_stall.models import Endpoint, Todo
@@ -26,18 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection, Engine
+    from support.builders import QueueBuilder, World
 
 SOON = 10.0
 """Seconds after which something that must happen has not."""
-
-
-@pytest.fixture
-def present(engine: Engine) -> World:
-    """A world told from the database's present: the duties take no injected instant."""
-    with engine.connect() as connection:
-        now = connection.scalar(select(func.statement_timestamp()))
-    assert now is not None
-    return World(engine, now)
 
 
 @pytest.fixture(autouse=True)

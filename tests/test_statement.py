@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_type
 
 import pytest
-from sqlalchemy import select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
 from switchboard_stall import STALL_POLICY, StallPolicy, Todo, nudge_stalled_queues, nudge_statement
 from switchboard_stall.cli.layout import laid_out
 from switchboard_stall.cli.sql import STAGES, compiled
-from switchboard_stall.statement import charge_statement, drain_statement, due_statement, pairs, pending
+from switchboard_stall.statement import charge_statement, due_statement
 
 if TYPE_CHECKING:
     from typing import Any
@@ -199,41 +198,6 @@ def test_the_dry_run_writes_nothing_and_says_what_the_sweep_would_do(world: Worl
     )
 
 
-def test_dry_run_charge_and_drain_in_one_transaction_are_the_sweep(world: World, engine: Engine) -> None:
-    fresh, again, claimed, drained, capped = (world.queue() for _ in range(5))
-    fresh.pending(age="1h")
-    again.pending(age="1d")
-    again.nudged(2, ago="2h")
-    claimed.pending(age="1d")
-    claimed.done(ago="30m")
-    claimed.nudged(4, ago="1h")
-    drained.nudged(3, ago="1h")
-    capped.pending(age="1d")
-    capped.nudged(5, ago="1d")
-
-    def ledger(session: Session) -> set[tuple[Any, ...]]:
-        columns = ("endpoint_id", "queue", "nudges", "last_nudged_at", "last_claim_at")
-        rows = session.execute(select(*pairs(pending()).c)).all()
-        return {tuple(getattr(row, column) for column in columns) for row in rows}
-
-    with Session(engine) as session:
-        rows = session.execute(due_statement(now=world.now)).all()
-        charged = session.execute(charge_statement(rows, now=world.now)).all()
-        session.execute(drain_statement())
-        in_two = ledger(session)
-        session.rollback()
-    with Session(engine) as session:
-        nudges = nudge_stalled_queues(session, now=world.now)
-        in_one = ledger(session)
-
-    assert in_two == in_one
-    assert [row.todo_id for row in rows] == [nudge.todo.id for nudge in nudges]
-    assert {(row.endpoint_id, row.queue, row.nudges) for row in charged} == {
-        (nudge.endpoint_id, nudge.queue, nudge.number) for nudge in nudges
-    }
-    assert len(nudges) == 3
-
-
 def test_a_charge_at_lock_time_takes_a_row_charged_a_moment_ago_for_not_due(
     world: World, engine: Engine
 ) -> None:
@@ -243,26 +207,6 @@ def test_a_charge_at_lock_time_takes_a_row_charged_a_moment_ago_for_not_due(
         rows = session.execute(due_statement(now=world.now)).all()
         assert len(session.execute(charge_statement(rows, now=world.now)).all()) == 1
         assert session.execute(charge_statement(rows, now=world.now)).all() == []
-
-
-def test_no_ledger_key_is_deleted_and_charged_by_one_statement(world: World, engine: Engine) -> None:
-    # PostgreSQL leaves the order of the two open, and says nothing when both meet one row.
-    for number in range(4):
-        full, empty = world.queue(f"full-{number}"), world.queue(f"empty-{number}")
-        full.pending(age="1d")
-        full.nudged(1, ago="1h")
-        empty.nudged(1, ago="1h")
-
-    with Session(engine) as session:
-        deleted = {(row.endpoint_id, row.queue) for row in session.execute(drain_statement())}
-        session.rollback()
-        charged = {(nudge.endpoint_id, nudge.queue) for nudge in nudge_stalled_queues(session, now=world.now)}
-        session.commit()
-
-    assert {queue for _, queue in deleted} == {f"empty-{number}" for number in range(4)}
-    assert {queue for _, queue in charged} == {f"full-{number}" for number in range(4)}
-    assert deleted.isdisjoint(charged)
-    assert set(world.stalls()) == charged
 
 
 def test_the_cap_of_a_shorter_policy_holds_for_a_longer_ledger(world: World, engine: Engine) -> None:

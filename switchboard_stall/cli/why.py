@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 from attrs import asdict, frozen
@@ -18,9 +17,9 @@ from switchboard_stall.schedule import STALL_POLICY, StallPolicy
 from switchboard_stall.statement import PENDING, latest_claim, latest_requeue, receiver, representative
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, FromClause, Select
+    from datetime import datetime, timedelta
 
-ZERO: Final = timedelta(0)
+    from sqlalchemy import Connection, FromClause, Select
 
 
 @frozen

@@ -23,7 +23,6 @@ CLAIMED: Final = NOW - timedelta(minutes=20)
 FRESH: Final = CREATED + timedelta(minutes=1)
 BEING_CLAIMED: Final = CLAIMED + timedelta(minutes=1)
 
-QUEUES_EACH: Final = 4
 BULK: Final = 200_000
 """From so many rows on it is faster to make the indexes anew."""
 

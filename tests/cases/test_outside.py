@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import create_engine, event, func, insert, literal, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
-from support.builders import World
 
 from switchboard_stall import STALL_POLICY, Duty, Reaper, Todo, nudge_stalled_queues, set_todo_ready_hook
 from switchboard_stall.duties import in_session, standard_duties
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlalchemy import Engine
+    from support.builders import World
 
     from switchboard_stall import Nudge
 
@@ -38,15 +38,6 @@ def woken() -> Iterator[list[str]]:
     previous = set_todo_ready_hook(lambda todo, _: ids.append(todo.id))
     yield ids
     set_todo_ready_hook(previous)
-
-
-@pytest.fixture
-def present(engine: Engine) -> World:
-    """A world told from the database's present."""
-    with engine.connect() as connection:
-        now = connection.scalar(select(func.statement_timestamp()))
-    assert now is not None
-    return World(engine, now)
 
 
 def sweep(engine: Engine, now: datetime | None) -> list[Nudge]:

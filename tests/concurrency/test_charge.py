@@ -32,56 +32,32 @@ def in_key_order(*pairs: QueueBuilder) -> list[QueueBuilder]:
     return sorted(pairs, key=lambda queue: queue.pair)
 
 
-def test_of_two_sweeps_that_see_a_pair_due_one_charges_and_the_other_waits_and_returns_nothing(
-    world: World, actor: Stage
+@pytest.mark.parametrize(
+    ("charged", "ago", "second_sweeps_at"),
+    [
+        pytest.param(0, None, "0s", id="its first"),
+        pytest.param(1, "20m", "0s", id="its second"),
+        pytest.param(4, "6h", "1d", id="its last, and the other sweep comes a day later"),
+    ],
+)
+def test_of_two_sweeps_that_see_a_nudge_due_one_charges_it_and_the_other_waits_and_returns_nothing(
+    world: World, actor: Stage, charged: int, ago: str | None, second_sweeps_at: str
 ) -> None:
     inbox = world.queue()
-    inbox.pending(age="7m")
+    inbox.pending(age="2d" if charged else "7m")
+    if ago is not None:
+        inbox.nudged(charged, ago=ago)
     first, second = actor("first"), actor("second")
 
-    assert first.does(sweep()) == [Wake(inbox.pair, 1)]
-    waiting = second.starts(sweep())
+    assert first.does(sweep()) == [Wake(inbox.pair, charged + 1)]
+    waiting = second.starts(sweep(at=second_sweeps_at))
     second.waits_for(first)
     first.does(commit)
 
     assert waiting.result(PATIENCE) == []
     second.does(commit)
     assert inbox.stall is not None
-    assert inbox.stall.nudges == 1
-
-
-def test_two_sweeps_that_see_a_pair_due_its_second_nudge_give_it_one(world: World, actor: Stage) -> None:
-    inbox = world.queue()
-    inbox.pending(age="1h")
-    inbox.nudged(1, ago="20m")
-    first, second = actor("first"), actor("second")
-
-    assert first.does(sweep()) == [Wake(inbox.pair, 2)]
-    waiting = second.starts(sweep())
-    second.waits_for(first)
-    first.does(commit)
-
-    assert waiting.result(PATIENCE) == []
-    second.does(commit)
-    assert inbox.stall is not None
-    assert inbox.stall.nudges == 2
-
-
-def test_two_sweeps_never_charge_past_the_cap(world: World, actor: Stage) -> None:
-    inbox = world.queue()
-    inbox.pending(age="2d")
-    inbox.nudged(4, ago="6h")
-    first, second = actor("first"), actor("second")
-
-    assert first.does(sweep()) == [Wake(inbox.pair, 5)]
-    waiting = second.starts(sweep(at="1d"))
-    second.waits_for(first)
-    first.does(commit)
-
-    assert waiting.result(PATIENCE) == []
-    second.does(commit)
-    assert inbox.stall is not None
-    assert inbox.stall.nudges == 5
+    assert inbox.stall.nudges == charged + 1
 
 
 def test_when_the_first_charger_rolls_back_the_second_wins(world: World, actor: Stage) -> None:

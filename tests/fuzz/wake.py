@@ -19,9 +19,6 @@ with atheris.instrument_imports(include=["switchboard_stall.notify", "http.clien
     import switchboard_stall.notify.target  # noqa: F401
 
 
-PREFIXES = [b"", b"HTTP/1.1 ", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"]
-
-
 def url(data: bytes) -> None:
     provider = atheris.FuzzedDataProvider(data)
     answers = [provider.ConsumeUnicode(40) for _ in range(provider.ConsumeIntInRange(0, 3))]
