@@ -10,10 +10,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
-from sqlalchemy import text
+from sqlalchemy.orm import make_transient_to_detached
 
 from switchboard_stall.clock import check_instant
-from switchboard_stall.ready import after_commit, announce, detached, reason_for
+from switchboard_stall.models import Todo
+from switchboard_stall.ready import after_commit, announce, reason_for
 from switchboard_stall.schedule import STALL_POLICY, StallPolicy
 from switchboard_stall.statement import nudge_statement
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
     from sqlalchemy.orm import Session
 
-    from switchboard_stall.models import Todo
 
 _log = logging.getLogger(__name__)
 PLAN_LIFETIME: Final = timedelta(seconds=20)
@@ -83,24 +83,29 @@ def nudge_stalled_queues(
     Source: design, "One statement decides, charges and names" and "Where the sweep runs".
     """
     check_instant(now)
-    _pin_read_committed(session)
-    rows = session.execute(
-        _statement(policy, now is not None),
-        {} if now is None else {"now": now},
-        execution_options={"populate_existing": True},
-    ).all()
+    # The one that the session keeps todos in, where it has several.
+    connection = session.connection(bind_arguments={"mapper": Todo})
+    _pin_read_committed(connection)
+    if session.autoflush:
+        session.flush()
+    # By the connection: most sweeps return no row, and the set-up of an entity that never comes is dear.
+    rows = connection.execute(
+        _statement(policy, now is not None), {} if now is None else {"now": now}
+    ).mappings()
     nudges = []
-    for todo, number, nudged_at, stalled_since in rows:
+    for row in rows:
+        todo = Todo(**{column.key: row[column] for column in Todo.__table__.columns})
+        make_transient_to_detached(todo)
         nudge = Nudge(
-            todo=detached(todo),
+            todo=todo,
             endpoint_id=todo.endpoint_id,
             queue=todo.queue,
-            number=number,
-            stalled_since=stalled_since,
-            next_wait=policy.next_wait(number),
+            number=row["number"],
+            stalled_since=row["stalled_since"],
+            next_wait=policy.next_wait(row["number"]),
         )
         nudges.append(nudge)
-        after_commit(session, partial(_report, nudge, policy, nudged_at))
+        after_commit(session, partial(_report, nudge, policy, row["nudged_at"]))
         announce(session, todo, reason_for(todo.attempt))
     return nudges
 
@@ -111,13 +116,12 @@ def _statement(policy: StallPolicy, injected: bool) -> Select[Todo, int, datetim
     return nudge_statement(policy, now=_ANY_INSTANT if injected else None)
 
 
-def _pin_read_committed(session: Session) -> None:
+def _pin_read_committed(connection: Connection) -> None:
     """Make the session's transaction READ COMMITTED while that is still possible.
 
     Under a snapshot that spans the transaction, waiting for another sweep's charge ends in a
     serialization failure (40001) where READ COMMITTED simply sees the charge.
     """
-    connection = session.connection()
     driver = connection.connection.driver_connection
     if driver is None or driver.autocommit:
         raise IsolationError(
@@ -126,7 +130,7 @@ def _pin_read_committed(session: Session) -> None:
         )
     # Transaction control has no construct, and SQLAlchemy's option is refused once a session has begun.
     if driver.info.transaction_status == driver.info.transaction_status.IDLE:
-        connection.execute(text("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
     elif (level := connection.get_isolation_level()) != "READ COMMITTED":
         raise IsolationError(
             f"the sweep needs READ COMMITTED, and this session's transaction has already begun under "
@@ -147,7 +151,7 @@ def _forget_old_plans(connection: Connection) -> None:
     if planned_at is None or present - planned_at >= PLAN_LIFETIME.total_seconds():
         connection.info[_PLANNED_AT] = present
         if planned_at is not None:
-            connection.execute(text("DISCARD PLANS"))
+            connection.exec_driver_sql("DISCARD PLANS")
 
 
 def _report(nudge: Nudge, policy: StallPolicy, nudged_at: datetime) -> None:

@@ -109,6 +109,24 @@ def test_a_todo_that_the_session_has_read_before_is_handed_over_as_it_is_now(wor
         assert (stale.id, nudge.todo.title) == (todo.id, "told anew")
 
 
+def test_it_runs_where_the_session_keeps_its_todos(world: World) -> None:
+    todo = world.queue().pending(age="1h")
+    with Session(binds={Todo: world.engine}) as session:
+        (nudge,) = nudge_stalled_queues(session, now=world.now)
+    assert nudge.todo.id == todo.id
+
+
+@pytest.mark.parametrize("autoflush", [True, False])
+def test_what_the_session_has_not_written_yet_counts_if_it_flushes_by_itself(
+    world: World, autoflush: bool
+) -> None:
+    todo = world.queue().pending(age="1h")
+    with Session(world.engine, autoflush=autoflush) as session:
+        session.get_one(Todo, todo.id).vouched = False
+        nudges = nudge_stalled_queues(session, now=world.now)
+    assert len(nudges) == (0 if autoflush else 1)
+
+
 def test_the_statement_is_paced_by_its_own_clock_and_not_by_the_start_of_the_transaction(
     world: World,
 ) -> None:
