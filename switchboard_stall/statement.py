@@ -308,8 +308,24 @@ def charge(due: FromClause, policy: StallPolicy = STALL_POLICY, *, now: datetime
 
 
 def charged(due: CTE, policy: StallPolicy = STALL_POLICY, *, now: datetime | None = None) -> CTE:
-    """Charge the due pairs, and keep those whose charge this instance won."""
-    return charge(due, policy, now=now).returning(*QueueStall.__table__.columns).cte("charged")
+    """Charge the due pairs whose endpoint still stands, and keep those whose charge this instance won.
+
+    An endpoint deleted since the snapshot would fail the whole charge by the ledger's foreign key. So each
+    one is held first, with the lock that the foreign key takes in any case, and one that is gone is left out.
+    """
+    held = (
+        select(Endpoint.id)
+        .where(Endpoint.id == due.c.endpoint_id)
+        .limit(ONE)
+        .with_for_update(read=True, key_share=True)
+        .lateral("held")
+    )
+    standing = (
+        select(due.c.endpoint_id, due.c.queue, due.c.claimed_at)
+        .select_from(due.join(held, true()))
+        .subquery("standing")
+    )
+    return charge(standing, policy, now=now).returning(*QueueStall.__table__.columns).cte("charged")
 
 
 def named(due: CTE, charged: CTE) -> Select[Todo, int, datetime, datetime]:
@@ -369,6 +385,8 @@ def charge_statement(
     now: datetime | None = None,
 ) -> ReturningInsert[uuid.UUID, str, int, datetime, datetime | None]:
     """Build the charge of the rows of :func:`due_statement`; it returns the ledger rows it won.
+
+    An endpoint deleted since the dry run fails it as a whole, by the ledger's foreign key.
 
     :param rows: at least one row of the dry run.
     :param policy: the policy of the dry run.

@@ -129,7 +129,7 @@ def test_no_instant_has_an_interval_taken_from_it() -> None:
 def test_the_charge_is_ordered_by_key() -> None:
     insert = re.search(r"INSERT INTO queue_stalls .* ON CONFLICT", sql(nudge_statement()))
     assert insert is not None
-    assert insert.group().endswith("ORDER BY due.endpoint_id, due.queue ON CONFLICT")
+    assert insert.group().endswith("ORDER BY standing.endpoint_id, standing.queue ON CONFLICT")
 
 
 def test_a_stage_that_feeds_two_others_is_materialized() -> None:

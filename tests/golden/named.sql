@@ -153,10 +153,19 @@ due AS MATERIALIZED (
 ),
 charged AS (
     INSERT INTO queue_stalls (endpoint_id, queue, nudges, last_nudged_at, last_claim_at)
-    SELECT due.endpoint_id AS endpoint_id, due.queue AS queue, 1,
-        statement_timestamp() AS statement_timestamp_1, due.claimed_at AS claimed_at
-    FROM due
-    ORDER BY due.endpoint_id, due.queue
+    SELECT standing.endpoint_id AS endpoint_id, standing.queue AS queue, 1,
+        statement_timestamp() AS statement_timestamp_1, standing.claimed_at AS claimed_at
+    FROM (
+        SELECT due.endpoint_id AS endpoint_id, due.queue AS queue, due.claimed_at AS claimed_at
+        FROM due
+        JOIN LATERAL (
+            SELECT endpoints.id AS id
+            FROM endpoints
+            WHERE endpoints.id = due.endpoint_id
+            LIMIT 1 FOR KEY SHARE
+        ) AS held ON true
+    ) AS standing
+    ORDER BY standing.endpoint_id, standing.queue
     ON CONFLICT (endpoint_id, queue)
     DO UPDATE SET nudges = (
         CASE

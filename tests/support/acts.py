@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attrs import frozen
-from sqlalchemy import inspect, text, update
+from sqlalchemy import func, inspect, text, update
 from sqlalchemy.orm import Session
 from support.builders import NOW, duration
 
-from switchboard_stall import STALL_POLICY, QueueStall, Todo, nudge_stalled_queues, queue
+from switchboard_stall import STALL_POLICY, Endpoint, QueueStall, Todo, nudge_stalled_queues, queue
 
 if TYPE_CHECKING:
     import uuid
@@ -79,6 +79,15 @@ def delete(row: Base) -> Callable[[Session], object]:
         session.flush()
 
     return act
+
+
+def rescope(row: Endpoint) -> Callable[[Session], object]:
+    """Let an endpoint serve one queue more; nothing is committed."""
+    return lambda session: session.execute(
+        update(Endpoint)
+        .where(Endpoint.id == row.id)
+        .values(scope_queues=func.array_append(Endpoint.scope_queues, "one more"))
+    )
 
 
 def hold_new_ledger_row(pair: QueueBuilder) -> Callable[[Session], object]:
