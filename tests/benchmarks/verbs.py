@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
@@ -18,6 +19,7 @@ from benchmarks.bench import (
     extension,
     scalar,
     server_cost,
+    timed,
     vacuum,
     wal,
 )
@@ -165,12 +167,14 @@ def _verbs(bench: Bench, result: Result) -> None:
         vacuum(filled)
         template = str(filled.url.database)
         filled.dispose()
-        writers = {}
-        for name, changes in VARIANTS.items():
+
+        def writer(name: str) -> Writer:
             engine = stack.enter_context(bench.database(template))
-            execute(engine, *changes)
+            execute(engine, *VARIANTS[name])
             vacuum(engine)
-            writers[name] = Writer(engine)
+            return Writer(engine)
+
+        writers = {name: writer(name) for name in VARIANTS}
         seen = {name: _Seen() for name in VARIANTS}
         dice = random.Random(SEED)
         for number in range(scale.rounds + 1):
@@ -181,6 +185,7 @@ def _verbs(bench: Bench, result: Result) -> None:
                     if number:
                         seen[name].of(verb, *measured)
         _report_verbs(result, seen)
+        _in_turn(result, [writer(name) for name in (BARE, BARE, ALL)], 8 * scale.verbs)
         _anatomy(bench, result, {name: writers[name] for name in (BARE, ALL, "both of these")})
 
 
@@ -227,6 +232,36 @@ def _report_verbs(result: Result, seen: dict[str, _Seen]) -> None:
             rate.add(name, *(round(1e6 / statistics.median(of.together[verb])) for verb in VERBS))
             slower.add(name, *(_more(of.together[verb], bare.together[verb]) for verb in VERBS))
             server.add(name, *(_more(of.server[verb], bare.server[verb]) for verb in VERBS))
+
+
+def _in_turn(result: Result, writers: list[Writer], count: int) -> None:
+    """One verb at a time, in turn on three databases: without the indexes, without them again, with them.
+
+    What the machine does meanwhile hits all three alike; the two without show what chance can do.
+    """
+    table = result.table(
+        "in_turn",
+        f"{count:,} of each verb in turn, by the clock",
+        "verb",
+        "per second without",
+        "per second with",
+        "lost, %",
+        "between two without, %",
+    )
+    dice = random.Random(SEED)
+    for verb in VERBS:
+        times: list[list[float]] = [[] for _ in writers]
+        for _ in range(count):
+            for place in dice.sample(range(len(writers)), len(writers)):
+                times[place].append(timed(partial(writers[place].batch, verb, 1)))
+        bare, again, every = (statistics.median(of) for of in times)
+        table.add(
+            verb,
+            round(1000 / bare),
+            round(1000 / every),
+            round((1 - bare / every) * 100, 1),
+            round((1 - bare / again) * 100, 1),
+        )
 
 
 def _anatomy(bench: Bench, result: Result, writers: dict[str, Writer]) -> None:
