@@ -21,7 +21,6 @@ from sqlalchemy import (
     and_,
     any_,
     case,
-    false,
     func,
     literal,
     null,
@@ -37,7 +36,7 @@ from switchboard_stall.clock import instant
 from switchboard_stall.models import MAX_QUEUE_BYTES, QUARANTINE, Endpoint, Todo
 from switchboard_stall.ready import announce
 from switchboard_stall.schedule import STALL_POLICY
-from switchboard_stall.sql import inlined
+from switchboard_stall.sql import beside_key, inlined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -431,7 +430,7 @@ def rering_unclaimed(session: Session, *, now: datetime | None = None) -> list[T
     return _sweep(
         session,
         # The test stands again beside the lock: it is judged on the row as the other instance left it.
-        and_(_beside_key(due), Todo.id.in_(select(chosen.c.id))),
+        and_(beside_key(due), Todo.id.in_(select(chosen.c.id))),
         {"last_ringed_at": present, "ring_attempts": Todo.ring_attempts + 1},
     )
 
@@ -493,12 +492,6 @@ def _lapsed(present: ColumnElement[datetime]) -> ColumnElement[bool]:
 
 def _retry_due(present: ColumnElement[datetime]) -> ColumnElement[bool]:
     return and_(Todo.state == _FAILED, Todo.next_retry_at <= present)
-
-
-def _beside_key(condition: ColumnElement[bool]) -> ColumnElement[bool]:
-    # Within CASE no index is considered for it. Left open, and without statistics, the planner reads a whole
-    # partial index to narrow down a few rows that it has by their keys.
-    return case((condition, true()), else_=false())
 
 
 def _attempts_left() -> ColumnElement[bool]:
@@ -573,7 +566,7 @@ def _claim_of(
     )
     return _update_locked(
         select(Todo.id)
-        .where(Todo.id == any_(literal(candidates, ARRAY(Text()))), _beside_key(claimable), _open_to(owner))
+        .where(Todo.id == any_(literal(candidates, ARRAY(Text()))), beside_key(claimable), _open_to(owner))
         .order_by(Todo.created_at)
         .limit(limit),
         {
@@ -606,7 +599,8 @@ def _write(session: Session, statement: ReturningUpdate[Todo]) -> Sequence[Todo]
 def _move(session: Session, todo_id: str, owner: str, values: dict[str, Any]) -> Todo | None:
     """Update a todo that ``owner`` has claimed."""
     held = and_(
-        Todo.id == _text("todo_id", todo_id), Todo.state == _CLAIMED, Todo.owner == _text("owner", owner)
+        Todo.id == _text("todo_id", todo_id),
+        beside_key(and_(Todo.state == _CLAIMED, Todo.owner == _text("owner", owner))),
     )
     moved = _write(session, update(Todo).where(held).values(values).returning(Todo))
     return moved[0] if moved else None

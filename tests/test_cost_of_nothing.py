@@ -6,19 +6,27 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from support.builders import NOW, World
+from support.databases import vacuum
 from support.plans import explain
 
-from switchboard_stall import nudge_stalled_queues, nudge_statement, set_todo_ready_hook
+from switchboard_stall import (
+    Endpoint,
+    NotifyHook,
+    QueueStall,
+    Todo,
+    nudge_stalled_queues,
+    nudge_statement,
+    set_todo_ready_hook,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection, Engine
 
-    from switchboard_stall import Todo
     from switchboard_stall.ready import Reason
 
 ATTEMPTS: Final = 50
@@ -141,8 +149,7 @@ IDLE: Final[tuple[Callable[[World], None], ...]] = (
 def idle(request: pytest.FixtureRequest, world: World) -> Engine:
     """A database in which nobody is to be woken, settled: what readers tidy up is tidied up."""
     request.param(world)
-    with world.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM (ANALYZE) endpoints, notify_hooks, todos, queue_stalls"))
+    vacuum(world.engine, "VACUUM (ANALYZE)", Endpoint, NotifyHook, Todo, QueueStall)
     return world.engine
 
 

@@ -12,19 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import (
-    ColumnElement,
-    NullPool,
-    create_engine,
+    delete,
     func,
-    insert,
-    literal,
-    literal_column,
     select,
     text,
 )
 from sqlalchemy.orm import Session, sessionmaker
+from support.backlogs import fill
 from support.builders import NOW, EndpointBuilder, QueueBuilder, World, duration
-from support.databases import database_copy
+from support.databases import database_copy, vacuum
 
 from switchboard_stall.models import MAX_QUEUE_BYTES, TODO_STATES, Endpoint, Todo
 from switchboard_stall.queue import (
@@ -832,33 +828,7 @@ def test_three_re_rings_a_sweep_go_round_the_endpoints(session: Session, world: 
     assert {todo.id for todo in rering_unclaimed(session, now=NOW)} == {third.id}
 
 
-# What it costs
-
-
-PAGES = text(
-    "SELECT sum(pg_stat_get_xact_blocks_fetched(part)) FROM ("
-    " SELECT indexrelid AS part FROM pg_index WHERE indrelid = 'todos'::regclass"
-    " UNION ALL SELECT 'todos'::regclass) parts"
-)
-"""Pages of todos and its indexes that this transaction touched, as the server counts them."""
-
-
-def fill(engine: Engine, endpoint_id: uuid.UUID, count: int, **columns: Any) -> None:
-    """Many todos, one a second, the newest a second old."""
-    number = func.generate_series(1, count).column_valued("number")
-    second: ColumnElement[timedelta] = literal_column("interval '1 second'")
-    made = literal(NOW) - (count - number + 1) * second
-    values: dict[str, Any] = {
-        "id": func.concat("td_", func.gen_random_uuid()),
-        "endpoint_id": literal(endpoint_id),
-        "queue": literal("inbox"),
-        "title": literal("t"),
-        "created_at": made,
-        "updated_at": made,
-    }
-    values |= {name: value if hasattr(value, "label") else literal(value) for name, value in columns.items()}
-    with engine.begin() as connection:
-        connection.execute(insert(Todo).from_select(list(values), select(*values.values())))
+# Whatever the planner believes
 
 
 @pytest.mark.parametrize("believed", [0, 1, 200])
@@ -868,39 +838,12 @@ def test_a_claim_keeps_its_limit_whatever_the_statistics_say(
     # A locking subquery beside the update may be run once for each row, and takes its limit each time.
     endpoint = world.endpoint(scope=["inbox"])
     fill(engine, endpoint.id, believed)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM ANALYZE todos"))
-        connection.execute(text("DELETE FROM todos"))
+    vacuum(engine, "VACUUM ANALYZE", Todo)
+    with engine.begin() as connection:
+        connection.execute(delete(Todo))
     fill(engine, endpoint.id, 12)
     with Session(engine) as session:
         for already in range(0, 12, 3):
             assert len(claim(session, endpoint.id, "worker", limit=3, now=NOW)) == 3
             claimed = select(func.count()).where(Todo.state == "claimed")
             assert session.scalar(claimed) == already + 3
-
-
-@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
-@pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "without statistics"])
-def test_a_claim_costs_a_handful_of_pages_whatever_lies_around_it(
-    server: DatabaseServer, engine: Engine, world: World, plans: str, analyzed: bool
-) -> None:
-    if server.pooler:
-        pytest.skip("a generic plan needs a prepared statement, which a pooler does not keep")
-    endpoint = world.endpoint(scope=["inbox", "other"])
-    with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE todos SET (autovacuum_enabled = off)"))
-    fill(engine, endpoint.id, 20_000, state="done", claimed_at=NOW - timedelta(days=1))
-    fill(engine, endpoint.id, 5_000, state="failed")
-    fill(engine, endpoint.id, 20_000)
-    fill(engine, world.endpoint().id, 20_000)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM (ANALYZE) todos" if analyzed else "VACUUM todos"))
-
-    prepared = create_engine(engine.url, connect_args={"prepare_threshold": 0}, poolclass=NullPool)
-    with Session(prepared) as session:
-        session.execute(text(f"SET LOCAL plan_cache_mode = {plans}"))
-        before = session.scalar(PAGES)
-        claimed = claim(session, endpoint.id, "worker", now=NOW)
-        pages = session.scalar(PAGES) - before
-    assert len(claimed) == 1
-    assert pages < 100

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from attrs import field, frozen
-from sqlalchemy import ColumnElement, Select, Text, and_, any_, bindparam, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, Text, and_, any_, bindparam, case, func, or_, select, true
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from switchboard_stall.clock import instant
 from switchboard_stall.models import Endpoint, NotifyHook, Todo
+from switchboard_stall.sql import beside_key
 
 if TYPE_CHECKING:
     import uuid
@@ -59,21 +60,32 @@ def receiver(session: Session, hook_id: uuid.UUID, todo_id: str, queue: str) -> 
 
 
 def _receivers_statement(todo_ids: list[str]) -> Select[str, uuid.UUID, str, str]:
-    return (
-        select(Todo.id, NotifyHook.id, NotifyHook.url, Endpoint.slug)
-        .join(Endpoint, Endpoint.id == Todo.endpoint_id)
-        .join(NotifyHook, NotifyHook.endpoint_id == Endpoint.id)
+    # Materialized, and the hooks of each in order beside it: the todos are found by their ids and nothing
+    # else, whatever the statistics make a walk from the endpoints look like.
+    ready = (
+        select(Todo.id, Todo.endpoint_id, Todo.queue)
+        # One array, so that batches of all sizes are one prepared statement.
         .where(
-            # One array, so that batches of all sizes are one prepared statement.
             Todo.id == any_(bindparam("todo_ids", todo_ids, ARRAY(Text()))),
-            Todo.state == "pending",
+            beside_key(Todo.state == "pending"),
+        )
+        .cte("ready")
+        .prefix_with("MATERIALIZED")
+    )
+    told = (
+        select(NotifyHook.id, NotifyHook.url, Endpoint.slug)
+        .join(Endpoint, Endpoint.id == NotifyHook.endpoint_id)
+        .where(
+            Endpoint.id == ready.c.endpoint_id,
             _endpoint_active(),
-            any_(Endpoint.scope_queues) == Todo.queue,
+            any_(Endpoint.scope_queues) == ready.c.queue,
             NotifyHook.enabled,
-            _admits(Todo.queue),
+            _admits(ready.c.queue),
         )
         .order_by(NotifyHook.created_at, NotifyHook.id)
+        .lateral("told")
     )
+    return select(ready.c.id, *told.c).select_from(ready.join(told, true()))
 
 
 def _receiver_statement(

@@ -26,10 +26,10 @@ from hypothesis.stateful import (
 )
 from model import tables
 from model.twin import Endpoint, Hook, Pair, Todo, Twin, Wake
-from sqlalchemy import delete, text, update
+from sqlalchemy import delete, update
 from sqlalchemy.orm import Session
 from support.builders import NOW
-from support.databases import empty
+from support.databases import empty, leave_to_us, vacuum
 
 from switchboard_stall import models, queue
 from switchboard_stall.ready import Reason, set_todo_ready_hook
@@ -334,15 +334,16 @@ class Machine(RuleBasedStateMachine):
 def believe(engine: Engine, bygone: Todo, rows: int) -> None:
     """Let statistics tell of so many todos; they are gone."""
     todos = {str(number): evolve(bygone, id=str(number)) for number in range(rows)}
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with engine.begin() as connection:
         tables.store(connection, Twin(todos=todos))
-        connection.execute(text("VACUUM ANALYZE todos"))
+    vacuum(engine, "VACUUM ANALYZE", models.Todo)
+    with engine.begin() as connection:
         connection.execute(delete(models.Todo))
 
 
 def test_in_every_history_the_sweeps_do_what_the_rule_says(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE todos SET (autovacuum_enabled = off)"))
+        leave_to_us(connection)
     # A history is many sweeps: a third of the profile's examples.
     run_state_machine_as_test(
         lambda: Machine(engine),  # type: ignore[arg-type]  # (it is annotated for a class, and calls it)

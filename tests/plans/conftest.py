@@ -6,8 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
-from support.backlogs import BACKLOGS, leave_to_us, vacuum
-from support.databases import DatabaseServer, database_copy
+from support.backlogs import BACKLOGS
+from support.databases import DatabaseServer, database_copy, leave_to_us, vacuum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

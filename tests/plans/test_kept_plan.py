@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
-from support.backlogs import PAIRS, STALLED, add_pairs, add_pending, leave_to_us, vacuum
+from support.backlogs import PAIRS, STALLED, add_pairs, add_pending
+from support.databases import leave_to_us, vacuum
 
 from switchboard_stall import nudge_stalled_queues
 from switchboard_stall import sweep as sweep_module

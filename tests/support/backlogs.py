@@ -7,13 +7,16 @@ pairs are depends on when one looks: ``FRESH``, ``BEING_CLAIMED`` and ``STALLED`
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
-from sqlalchemy import text
+from sqlalchemy import ColumnElement, func, insert, literal, literal_column, select, text
 from support.builders import NOW
 
+from switchboard_stall import Todo
+
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Callable
     from datetime import datetime
 
@@ -63,6 +66,24 @@ def add_pending(connection: Connection, each: int, *, pairs: int | None = None, 
     )
 
 
+def fill(engine: Engine, endpoint_id: uuid.UUID, count: int, **columns: Any) -> None:
+    """Many todos, one a second, the newest a second old."""
+    number = func.generate_series(1, count).column_valued("number")
+    second: ColumnElement[timedelta] = literal_column("interval '1 second'")
+    made = literal(NOW) - (count - number + 1) * second
+    values: dict[str, Any] = {
+        "id": func.concat("td_", func.gen_random_uuid()),
+        "endpoint_id": literal(endpoint_id),
+        "queue": literal("inbox"),
+        "title": literal("t"),
+        "created_at": made,
+        "updated_at": made,
+    }
+    values |= {name: value if hasattr(value, "label") else literal(value) for name, value in columns.items()}
+    with engine.begin() as connection:
+        connection.execute(insert(Todo).from_select(list(values), select(*values.values())))
+
+
 def add_charges(connection: Connection) -> None:
     """A first nudge for each pair, ten minutes ago, which saw the claim: none is due."""
     _run(
@@ -80,17 +101,6 @@ def requeue_one(connection: Connection) -> None:
         "UPDATE todos SET updated_at = created_at + interval '1 ms'"
         " WHERE id = (SELECT id FROM todos WHERE state = 'pending' LIMIT 1)",
     )
-
-
-def leave_to_us(connection: Connection) -> None:
-    """Let no autovacuum interfere with what a test says of statistics."""
-    for table in ("todos", "queue_stalls", "endpoints", "notify_hooks"):
-        connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = false)"))
-
-
-def vacuum(engine: Engine, how: str = "VACUUM (ANALYZE)") -> None:
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text(how))
 
 
 def _run(connection: Connection, statement: str, **values: object) -> None:

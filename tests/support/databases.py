@@ -21,6 +21,10 @@ from switchboard_stall.migrations import database_url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sqlalchemy import Connection
+
+    from switchboard_stall.models import Base
+
 TEST_DATABASE_URL = "SWITCHBOARD_TEST_DATABASE_URL"
 TEST_BIN_DIR = "SWITCHBOARD_TEST_BIN_DIR"
 
@@ -134,6 +138,32 @@ def empty(engine: Engine) -> None:
     """Remove every row, between the examples of one property: everything hangs on an endpoint."""
     with engine.begin() as connection:
         connection.execute(models.Endpoint.__table__.delete())  # type: ignore[attr-defined]
+
+
+def leave_to_us(connection: Connection) -> None:
+    """Let no autovacuum interfere with what a test says of statistics."""
+    tables = connection.scalars(
+        text(
+            "SELECT oid::regclass::text FROM pg_class"
+            " WHERE relkind = 'r' AND relnamespace NOT IN"
+            " ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)"
+        )
+    ).all()
+    for table in tables:
+        connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = false)"))
+
+
+def vacuum(engine: Engine, how: str = "VACUUM (ANALYZE)", *of: type[Base]) -> None:
+    """Vacuum the models' tables, wherever the variant keeps them; the whole database if none is given."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        tables = connection.scalars(
+            text(
+                "SELECT oid::regclass::text FROM pg_class"
+                " WHERE relname = ANY (:names) AND relkind IN ('r', 'p')"
+            ),
+            {"names": [model.__tablename__ for model in of]},
+        )
+        connection.execute(text(f"{how} {', '.join(tables)}"))
 
 
 def _quoted(name: str) -> str:
