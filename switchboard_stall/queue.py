@@ -34,6 +34,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from switchboard_stall.clock import instant
 from switchboard_stall.models import MAX_QUEUE_BYTES, QUARANTINE, Endpoint, Todo
+from switchboard_stall.plans import connection_of, forget_old_plans
 from switchboard_stall.ready import announce
 from switchboard_stall.schedule import STALL_POLICY
 from switchboard_stall.sql import beside_key, inlined
@@ -171,6 +172,7 @@ def enqueue(
             if vouched and queue != QUARANTINE:
                 announce(session, todo, "created")
             return Enqueued(todo, is_new=True)
+        forget_old_plans(connection_of(session))
         todo = session.scalars(
             select(Todo)
             .where(Todo.endpoint_id == endpoint_id, Todo.idempotency_key == idempotency_key, _live())
@@ -214,6 +216,7 @@ def claim(
             raise InvalidArgument(f"queues={_shown(queues)} is one text; pass a list of queue names")
         queues = [_text("queues", queue) for queue in queues]
     present = instant(now)
+    forget_old_plans(connection_of(session))
     claimed: list[Todo] = []
     look = limit + _LOOKAHEAD
     while True:
@@ -592,6 +595,7 @@ def _update_locked(chosen: Select[str], values: dict[str, Any]) -> ReturningUpda
 
 
 def _write(session: Session, statement: ReturningUpdate[Todo]) -> Sequence[Todo]:
+    forget_old_plans(connection_of(session))
     options = {"synchronize_session": False, "populate_existing": True}
     return session.scalars(statement, execution_options=options).all()
 

@@ -6,7 +6,6 @@ import json
 import logging
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
@@ -14,6 +13,7 @@ from sqlalchemy.orm import make_transient_to_detached
 
 from switchboard_stall.clock import check_instant
 from switchboard_stall.models import Todo
+from switchboard_stall.plans import connection_of, forget_old_plans
 from switchboard_stall.ready import after_commit, announce, reason_for
 from switchboard_stall.schedule import STALL_POLICY, StallPolicy
 from switchboard_stall.statement import nudge_statement
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-PLAN_LIFETIME: Final = timedelta(seconds=20)
-"""How long a server-side plan of the statement may serve: less than a tick."""
-
-_PLANNED_AT: Final = f"{__name__}.planned_at"
 _ANY_INSTANT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -83,9 +79,9 @@ def nudge_stalled_queues(
     Source: design, "One statement decides, charges and names" and "Where the sweep runs".
     """
     check_instant(now)
-    # The one that the session keeps todos in, where it has several.
-    connection = session.connection(bind_arguments={"mapper": Todo})
+    connection = connection_of(session)
     _pin_read_committed(connection)
+    forget_old_plans(connection)
     if session.autoflush:
         session.flush()
     # By the connection: most sweeps return no row, and the set-up of an entity that never comes is dear.
@@ -136,22 +132,6 @@ def _pin_read_committed(connection: Connection) -> None:
             f"the sweep needs READ COMMITTED, and this session's transaction has already begun under "
             f"{level}; call it in a transaction of its own, before any other statement"
         )
-    _forget_old_plans(connection)
-
-
-def _forget_old_plans(connection: Connection) -> None:
-    """Let no plan outlive the tables it was made for.
-
-    The driver keeps the statement prepared, and the server then keeps its plan until the next ANALYZE. A
-    plan made while ``todos`` was empty reads the whole table for each pair, and a burst comes sooner than
-    autovacuum. Sweeps a tick apart are planned anew; sweeps that run flat out share a plan.
-    """
-    planned_at: float | None = connection.info.get(_PLANNED_AT)
-    present = monotonic()
-    if planned_at is None or present - planned_at >= PLAN_LIFETIME.total_seconds():
-        connection.info[_PLANNED_AT] = present
-        if planned_at is not None:
-            connection.exec_driver_sql("DISCARD PLANS")
 
 
 def _report(nudge: Nudge, policy: StallPolicy, nudged_at: datetime) -> None:

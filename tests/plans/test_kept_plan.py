@@ -9,8 +9,7 @@ from sqlalchemy.orm import Session
 from support.backlogs import PAIRS, STALLED, add_pairs, add_pending
 from support.databases import leave_to_us, vacuum
 
-from switchboard_stall import nudge_stalled_queues
-from switchboard_stall import sweep as sweep_module
+from switchboard_stall import nudge_stalled_queues, plans
 
 if TYPE_CHECKING:
     import pytest
@@ -24,7 +23,7 @@ def test_a_burst_after_many_sweeps_of_an_empty_table_is_swept_with_a_new_plan(
 ) -> None:
     """By then the driver has prepared the statement, and the server has settled on a plan for it."""
     clock = 0.0
-    monkeypatch.setattr(sweep_module, "monotonic", lambda: clock)
+    monkeypatch.setattr(plans, "monotonic", lambda: clock)
     with engine.begin() as connection:
         leave_to_us(connection)
     vacuum(engine, "ANALYZE todos, queue_stalls, endpoints, notify_hooks")
@@ -36,7 +35,7 @@ def test_a_burst_after_many_sweeps_of_an_empty_table_is_swept_with_a_new_plan(
         with engine.begin() as other:
             add_pairs(other, PAIRS)
             add_pending(other, EACH)
-        clock += sweep_module.PLAN_LIFETIME.total_seconds()
+        clock += plans.PLAN_LIFETIME.total_seconds()
 
         assert len(nudge_stalled_queues(session, now=STALLED)) == 4
         scanned = session.scalar(

@@ -17,6 +17,7 @@ from support.builders import NOW, World
 from support.databases import DatabaseServer, database_copy, leave_to_us, vacuum
 
 from switchboard_stall import Todo, queue
+from switchboard_stall import plans as kept
 from switchboard_stall.notify.eligible import receiver, receivers
 
 if TYPE_CHECKING:
@@ -125,3 +126,51 @@ def test_whom_the_dispatcher_is_to_call(crowd: Crowd, plans: str) -> None:
 def test_whether_the_dispatcher_may_still_call(crowd: Crowd, plans: str) -> None:
     ready = crowd.one("pending")
     assert pages(crowd.engine, plans, lambda s: receiver(s, crowd.hook_id, ready, "inbox")) < 20
+
+
+def test_plans_that_were_made_for_an_empty_table_are_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then the driver has prepared each statement, and the server has settled on a plan for it.
+
+    A rollback would make the driver prepare anew, so everything here commits.
+    """
+    clock = 0.0
+    monkeypatch.setattr(kept, "monotonic", lambda: clock)
+    endpoint, engine = world.endpoint(), world.engine
+    hook_id = endpoint.hook().id
+    with engine.begin() as connection:
+        leave_to_us(connection)
+    vacuum(engine, "VACUUM (ANALYZE)", Todo)
+
+    def acts(todo_id: str) -> dict[str, Callable[[Session], object]]:
+        return {
+            "claim": lambda session: queue.claim(session, endpoint.id, "worker", now=NOW),
+            "heartbeat": lambda session: queue.heartbeat(session, todo_id, "worker", now=NOW),
+            "complete": lambda session: queue.complete(session, todo_id, "worker", now=NOW),
+            "receivers": lambda session: receivers(session, [todo_id]),
+            "receiver": lambda session: receiver(session, hook_id, todo_id, "inbox"),
+            "reap": lambda session: queue.reap_lapsed_leases(session, now=NOW),
+            "retry": lambda session: queue.requeue_due_retries(session, now=NOW),
+            "re-ring": lambda session: queue.rering_unclaimed(session, now=NOW),
+        }
+
+    with engine.connect() as connection, Session(connection) as session:
+        for _ in range(15):
+            for act in acts("none").values():
+                act(session)
+                session.commit()
+        lease = NOW + timedelta(days=1)
+        fill(engine, endpoint.id, EACH, state="done", claimed_at=NOW - timedelta(days=1))
+        fill(engine, endpoint.id, EACH, state="claimed", owner="worker", lease_expires_at=lease)
+        fill(engine, endpoint.id, EACH, state="failed", next_retry_at=lease)
+        fill(engine, endpoint.id, EACH)
+        held = Crowd(engine, endpoint.id, hook_id).one("claimed")
+        clock += kept.PLAN_LIFETIME.total_seconds()
+        read = {}
+        for name, act in acts(held).items():
+            before = session.scalar(PAGES)
+            act(session)
+            read[name] = session.scalar(PAGES) - before
+            session.commit()
+    assert {name: count for name, count in read.items() if count > 100} == {}
