@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import secrets
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from sqlalchemy import create_engine, func, select, text
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from switchboard_stall import (
@@ -22,7 +25,7 @@ from switchboard_stall import (
 from switchboard_stall.schedule import MAX_SWEEP_LIMIT, MAX_WAIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import Engine
     from support.builders import EndpointBuilder, QueueBuilder, World
@@ -125,6 +128,45 @@ def test_what_the_session_has_not_written_yet_counts_if_it_flushes_by_itself(
         session.get_one(Todo, todo.id).vouched = False
         nudges = nudge_stalled_queues(session, now=world.now)
     assert len(nudges) == (0 if autoflush else 1)
+
+
+GRANTS: Final = (
+    "SELECT ON endpoints",
+    "SELECT ON notify_hooks",
+    "SELECT ON todos",
+    "UPDATE (state) ON endpoints",
+    "SELECT ON queue_stalls",
+    "INSERT ON queue_stalls",
+    "UPDATE ON queue_stalls",
+    "DELETE ON queue_stalls",
+)
+
+
+@pytest.fixture
+def role(engine: Engine) -> Iterator[str]:
+    """A role that owns nothing and may nothing."""
+    name = f"sweeper_{secrets.token_hex(6)}"
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {name}"))
+    yield name
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP OWNED BY {name}"))
+        connection.execute(text(f"DROP ROLE {name}"))
+
+
+@pytest.mark.parametrize("without", [None, *GRANTS])
+def test_its_user_needs_these_privileges_and_each_of_them(
+    world: World, role: str, without: str | None
+) -> None:
+    stalled = world.queue().pending(age="1h")
+    with Session(world.engine) as session:
+        for grant in GRANTS:
+            if grant != without:
+                session.execute(text(f"GRANT {grant} TO {role}"))
+        session.commit()
+        session.execute(text(f"SET LOCAL ROLE {role}"))
+        with contextlib.nullcontext() if without is None else pytest.raises(ProgrammingError, match="denied"):
+            assert [nudge.todo.id for nudge in nudge_stalled_queues(session, now=world.now)] == [stalled.id]
 
 
 def test_the_statement_is_paced_by_its_own_clock_and_not_by_the_start_of_the_transaction(
