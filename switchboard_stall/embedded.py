@@ -170,7 +170,7 @@ class EmbeddedPostgres:
         :raises BinariesMissing: ``initdb`` or ``postgres`` was not found.
         :raises EmbeddedPostgresError: the server ended at once, or was not ready after ``timeout`` seconds.
         """
-        if self._server is not None and not self._server.exited.is_set():
+        if self._server is not None and self._server.runs():
             return self
         bin_dir = _find_binaries(self.bin_dir)
         if self._folder is None:
@@ -389,7 +389,7 @@ class _Cluster:
 
         :raises EmbeddedPostgresError: there is one, and it was not ready in time.
         """
-        while (postmaster := self.read_pid_file()) is not None and _process_exists(postmaster.pid):
+        while (postmaster := self.read_pid_file()) is not None and _process_lives(postmaster.pid):
             if not _serves(postmaster.pid, self.pgdata):
                 # The number was given to a stranger. PostgreSQL would take the stranger for a server.
                 self.pid_file.unlink(missing_ok=True)
@@ -470,6 +470,10 @@ class _ServerProcess:
     def returncode(self) -> int | None:
         assert self._process is not None
         return self._process.returncode
+
+    def runs(self) -> bool:
+        """Whether it runs. That it died is told a moment later: that moment is waited for."""
+        return not self.exited.wait(0 if _process_lives(self.pid) else 1)
 
     def end(self, first: signal.Signals, timeout: float) -> None:
         assert self._process is not None
@@ -598,13 +602,16 @@ def _free_ports() -> Iterator[int]:
     raise EmbeddedPostgresError(f"no free port between {PORTS.start} and {PORTS.stop - 1} on 127.0.0.1")
 
 
-def _process_exists(pid: int) -> bool:
+def _process_lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
+    with contextlib.suppress(OSError):
+        # Linux: a zombie has a number still, and nothing else.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True
 
 

@@ -422,6 +422,32 @@ def test_a_server_that_was_killed_starts_again(tmp_path: Path) -> None:
         assert ask(server.url, "SELECT 1") == 1
 
 
+def test_a_server_that_died_this_moment_is_not_taken_for_a_running_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with launcher(tmp_path) as server:
+        assert server._server is not None
+        asked, told = threading.Event(), server._server.exited
+        say, wait = told.set, told.wait
+
+        def say_when_asked() -> None:
+            assert asked.wait(20)
+            say()
+
+        def ask_for_it(timeout: float) -> bool:
+            asked.set()
+            return wait(timeout)
+
+        monkeypatch.setattr(told, "set", say_when_asked)
+        monkeypatch.setattr(told, "wait", ask_for_it)
+        os.kill(postmaster_pid(tmp_path), signal.SIGKILL)
+        wait_until(lambda: is_gone(postmaster_pid(tmp_path)), "the server is gone")
+
+        server.start()
+
+        assert ask(server.url, "SELECT 1") == 1
+
+
 def test_starting_and_stopping_twice_does_nothing_more(tmp_path: Path) -> None:
     server = launcher(tmp_path).start()
     pid = postmaster_pid(tmp_path)
