@@ -64,6 +64,18 @@ PYTHONS: Final = ("3.11", "3.12", "3.13")
 RUNNING: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+def commit() -> str:
+    """What is run, as git names it; nothing where there is no git."""
+    with contextlib.suppress(FileNotFoundError):
+        git = ("git", "describe", "--always", "--dirty", "--exclude=*")
+        return subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
+
+
+COMMIT: Final = commit()
+"""Asked before the page is written."""
+
+
 class Missing(RuntimeError):
     """Something is not installed and could not be; the message names it."""
 
@@ -266,25 +278,54 @@ def run(row: Row, folder: Path) -> Outcome:
     return Outcome(row, ran - failed - errors - skipped, failed + errors, skipped, seconds, trouble)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def line(outcome: Outcome) -> str:
+    """The outcome as a line of the table."""
+    row = outcome.row
+    cells = (
+        row.says,
+        ", ".join(f"`{name}`" for name in row.tests),
+        outcome.passed,
+        outcome.failed if outcome.passed else "did not run",
+        outcome.skipped,
+        f"{outcome.seconds:.0f}",
+        COMMIT,
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def table(lines: Sequence[str]) -> str:
     """The table in Markdown."""
-    lines = ["| where | tests | passed | failed | skipped | seconds |", "|---|---|--:|--:|--:|--:|"]
-    lines += [
-        f"| {o.row.says} | {', '.join(f'`{name}`' for name in o.row.tests)} | {o.passed} | "
-        f"{o.failed if o.passed else 'did not run'} | {o.skipped} | {o.seconds:.0f} |"
-        for o in outcomes
-    ]
-    return "\n".join(lines) + "\n"
+    head = (
+        "| where | tests | passed | failed | skipped | seconds | commit |",
+        "|---|---|--:|--:|--:|--:|---|",
+    )
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def write(outcomes: Sequence[Outcome], jobs: int) -> None:
+    """Put the outcomes into the page; a row that was not run again keeps its line."""
+    lines = {each.split(" | ")[0].removeprefix("| "): each for each in TABLE.read_text().splitlines()}
+    lines |= {outcome.row.says: line(outcome) for outcome in outcomes}
+    TABLE.write_text(
+        "# Where the suite passes\n\n"
+        "Written by `python tests/matrix.py --write`; with `--only ROW` it writes one row anew. Each row is one\n"
+        "run, which differs from the plain one in what it names. `tests/conformance` keeps each promise twice: for\n"
+        "`Session`, and for `AsyncSession`. A row that is about the database runs the tests that work on one.\n"
+        f"On {sysconfig.get_platform()}, {os.cpu_count()} cores, {jobs} rows at a time.\n\n"
+        + table([lines[row.says] for row in rows(quick=False) if row.says in lines])
+    )
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--quick", action="store_true", help="a handful of rows, of the conformance suite")
-    arguments.add_argument("--write", action="store_true", help=f"put the table into {TABLE.name}")
+    arguments.add_argument("--write", action="store_true", help=f"put the rows into {TABLE.name}")
     arguments.add_argument("--suite", help="these tests in every row, instead of the row's own")
     arguments.add_argument("--only", default="", help="the rows whose name holds this text")
     arguments.add_argument("--jobs", type=int, default=2, help="rows at a time (2)")
     told = arguments.parse_args()
+    if told.write and (told.quick or told.suite):
+        arguments.error("--write is for the rows with their own tests: leave out --quick and --suite")
     CACHE.mkdir(exist_ok=True)
     chosen = [row for row in rows(told.quick) if told.only in row.says]
     if told.suite:
@@ -301,20 +342,12 @@ def main() -> int:
         for outcome in threads.map(run, chosen, folders):
             outcomes.append(outcome)
             print(f"{outcome.row.says}: {'good' if outcome.good else 'NOT GOOD'}", flush=True)
+            if told.write:
+                write(outcomes, told.jobs)
     for outcome in outcomes:
         if not outcome.good:
             print(f"\n== {outcome.row.says}\n{outcome.trouble}", file=sys.stderr)
-    print("\n" + table(outcomes))
-    if told.write:
-        platform = sysconfig.get_platform()
-        suite = f" --suite {told.suite}" if told.suite else ""
-        TABLE.write_text(
-            "# Where the suite passes\n\n"
-            f"Written by `python tests/matrix.py{suite} --write`.\n"
-            "Each row is one run, which differs from the plain one in what it names. `tests/conformance`\n"
-            "keeps each promise twice: for `Session`, and for `AsyncSession`.\n"
-            f"On {platform}, {os.cpu_count()} cores, {told.jobs} rows at a time.\n\n{table(outcomes)}"
-        )
+    print("\n" + table([line(outcome) for outcome in outcomes]))
     return 0 if outcomes and all(outcome.good for outcome in outcomes) else 1
 
 
