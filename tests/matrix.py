@@ -308,9 +308,10 @@ def write(outcomes: Sequence[Outcome], jobs: int) -> None:
     lines |= {outcome.row.says: line(outcome) for outcome in outcomes}
     TABLE.write_text(
         "# Where the suite passes\n\n"
-        "Written by `python tests/matrix.py --write`; with `--only ROW` it writes one row anew. Each row is one\n"
-        "run, which differs from the plain one in what it names. `tests/conformance` keeps each promise twice: for\n"
-        "`Session`, and for `AsyncSession`. A row that is about the database runs the tests that work on one.\n"
+        "Written by `python tests/matrix.py --write`; with `--only ROW` it writes one row anew. Each row\n"
+        "is one run, which differs from the plain one in what it names. `tests/conformance` keeps each\n"
+        "promise twice: for `Session`, and for `AsyncSession`. A row that is about the database runs the\n"
+        "tests that work on one.\n"
         f"On {sysconfig.get_platform()}, {os.cpu_count()} cores, {jobs} rows at a time.\n\n"
         + table([lines[row.says] for row in rows(quick=False) if row.says in lines])
     )
