@@ -20,7 +20,7 @@ _PLANNED_AT: Final = f"{__name__}.planned_at"
 
 def connection_of(session: Session) -> Connection:
     """Return the connection on which the session keeps todos, where it has several; begin if need be."""
-    return session.connection(bind_arguments={"mapper": Todo})
+    return session.connection({"mapper": Todo})
 
 
 def forget_old_plans(connection: Connection) -> None:
@@ -33,6 +33,6 @@ def forget_old_plans(connection: Connection) -> None:
     planned_at: float | None = connection.info.get(_PLANNED_AT)
     present = monotonic()
     if planned_at is None or present - planned_at >= PLAN_LIFETIME.total_seconds():
-        connection.info[_PLANNED_AT] = present
         if planned_at is not None:
             connection.exec_driver_sql("DISCARD PLANS")
+        connection.info[_PLANNED_AT] = present

@@ -549,7 +549,9 @@ def _claim_candidates(
         # todo the endpoint ever had, oldest first, in the hope of an early match.
         ended = (
             select(Todo.id, Todo.created_at, Todo.queue)
-            .where(mine, condition, _attempts_left())
+            # By the condition alone: for an endpoint that the statistics do not know yet, its whole
+            # backlog looks like a row or two.
+            .where(beside_key(mine), condition, _attempts_left())
             .cte(name)
             .prefix_with("MATERIALIZED")
         )
@@ -635,6 +637,7 @@ def _require_active(session: Session, endpoint_id: uuid.UUID, present: ColumnEle
 
 def _revoke(session: Session, endpoint_id: uuid.UUID, present: ColumnElement[datetime]) -> int:
     """Revoke an endpoint whose row is locked; return how many todos failed with it."""
+    forget_old_plans(connection_of(session))
     session.execute(
         update(Endpoint).where(Endpoint.id == endpoint_id).values(state="revoked", revoked_at=present),
         execution_options={"synchronize_session": "fetch"},

@@ -311,13 +311,14 @@ def charged(due: CTE, policy: StallPolicy = STALL_POLICY, *, now: datetime | Non
     """Charge the due pairs whose endpoint still stands, and keep those whose charge this instance won.
 
     An endpoint deleted since the snapshot would fail the whole charge by the ledger's foreign key. So each
-    one is held first, with the lock that the foreign key takes in any case, and one that is gone is left out.
+    one is held first, as that key holds it, against nothing but deletion. One that is gone, or that somebody
+    is about to delete, is left out and never waited for: this cannot be one side of a deadlock.
     """
     held = (
         select(Endpoint.id)
         .where(Endpoint.id == due.c.endpoint_id)
         .limit(ONE)
-        .with_for_update(read=True, key_share=True)
+        .with_for_update(read=True, key_share=True, skip_locked=True)
         .lateral("held")
     )
     standing = (

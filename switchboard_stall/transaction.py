@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
+from switchboard_stall.models import Todo
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,7 +30,8 @@ def in_transaction(session_factory: Callable[[], Session], work: Callable[[Sessi
 
     def once() -> _T:
         with session_factory() as session:
-            session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+            # Before anything else begins it: on the connection that keeps todos, where there are several.
+            session.connection({"mapper": Todo}, execution_options={"isolation_level": "READ COMMITTED"})
             result = work(session)
             session.commit()
             return result

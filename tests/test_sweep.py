@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from switchboard_stall import (
     STALL_POLICY,
@@ -23,6 +23,7 @@ from switchboard_stall import (
     set_todo_ready_hook,
 )
 from switchboard_stall.schedule import MAX_SWEEP_LIMIT, MAX_WAIT
+from switchboard_stall.transaction import in_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,8 +115,11 @@ def test_a_todo_that_the_session_has_read_before_is_handed_over_as_it_is_now(wor
 
 def test_it_runs_where_the_session_keeps_its_todos(world: World) -> None:
     todo = world.queue().pending(age="1h")
-    with Session(binds={Todo: world.engine}) as session:
+    elsewhere = sessionmaker(binds={Todo: world.engine})
+    with elsewhere() as session:
         (nudge,) = nudge_stalled_queues(session, now=world.now)
+    assert nudge.todo.id == todo.id
+    (nudge,) = in_transaction(elsewhere, lambda session: nudge_stalled_queues(session, now=world.now))
     assert nudge.todo.id == todo.id
 
 

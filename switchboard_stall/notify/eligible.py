@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from switchboard_stall.clock import instant
 from switchboard_stall.models import Endpoint, NotifyHook, Todo
+from switchboard_stall.plans import connection_of, forget_old_plans
 from switchboard_stall.sql import beside_key
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Receiver:
 
 def receivers(session: Session, todo_ids: Iterable[str]) -> dict[str, list[tuple[uuid.UUID, str, str]]]:
     """Return the hooks to call for each of these todos: hook id, its URL, and the endpoint's slug."""
+    forget_old_plans(connection_of(session))
     found: dict[str, list[tuple[uuid.UUID, str, str]]] = {}
     for todo_id, hook_id, url, slug in session.execute(_receivers_statement(list(set(todo_ids)))):
         found.setdefault(todo_id, []).append((hook_id, url, slug))
@@ -45,6 +47,7 @@ def receivers(session: Session, todo_ids: Iterable[str]) -> dict[str, list[tuple
 
 def receiver(session: Session, hook_id: uuid.UUID, todo_id: str, queue: str) -> Receiver | SkipReason:
     """Return the hook as it stands now, or why it is not to be called for this todo."""
+    forget_old_plans(connection_of(session))
     row = session.execute(_receiver_statement(hook_id, todo_id, queue)).one_or_none()
     if row is None:
         return "hook gone"
@@ -60,8 +63,8 @@ def receiver(session: Session, hook_id: uuid.UUID, todo_id: str, queue: str) -> 
 
 
 def _receivers_statement(todo_ids: list[str]) -> Select[str, uuid.UUID, str, str]:
-    # Materialized, and the hooks of each in order beside it: the todos are found by their ids and nothing
-    # else, whatever the statistics make a walk from the endpoints look like.
+    # The hooks of each todo in order beside it: the todos are found by their ids and nothing else, whatever
+    # the statistics make a walk from the endpoints look like.
     ready = (
         select(Todo.id, Todo.endpoint_id, Todo.queue)
         # One array, so that batches of all sizes are one prepared statement.
@@ -69,8 +72,7 @@ def _receivers_statement(todo_ids: list[str]) -> Select[str, uuid.UUID, str, str
             Todo.id == any_(bindparam("todo_ids", todo_ids, ARRAY(Text()))),
             beside_key(Todo.state == "pending"),
         )
-        .cte("ready")
-        .prefix_with("MATERIALIZED")
+        .subquery("ready")
     )
     told = (
         select(NotifyHook.id, NotifyHook.url, Endpoint.slug)

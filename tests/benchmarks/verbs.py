@@ -111,8 +111,9 @@ class Writer:
         if verb in ("heartbeat", "complete"):
             for todo_id in self.held[:count]:
                 self.once(lambda session, held=todo_id: getattr(queue, verb)(session, held, "worker"))  # type: ignore[misc]
-            if verb == "complete":
-                del self.held[:count]
+            done, self.held = self.held[:count], self.held[count:]
+            if verb == "heartbeat":
+                self.held += done
             return
         for _ in range(count):
             self.once(self.enqueue if verb == "enqueue" else self.claim)

@@ -13,6 +13,7 @@ from support.acts import (
     delete,
     hold_ledger_row,
     hold_new_ledger_row,
+    hold_sweeps,
     rescope,
     rollback,
     sweep,
@@ -241,23 +242,42 @@ def test_two_sweeps_that_see_many_pairs_in_opposite_orders_do_not_deadlock(
 
 @pytest.mark.parametrize("earlier", [0, 1])
 def test_an_endpoint_deleted_between_snapshot_and_charge_is_left_out_and_the_others_are_charged(
-    world: World, actor: Stage, earlier: int
+    world: World, actor: Stage, sweeps_pause: None, earlier: int
 ) -> None:
     kept, doomed = world.queue(), world.queue()
     for pair in (kept, doomed):
         pair.pending(age="1h")
         if earlier:
             pair.nudged(earlier, ago="20m")
-    sweeper, owner = actor("sweeper"), actor("owner")
+    gate, sweeper, owner = actor("gate"), actor("sweeper"), actor("owner")
 
-    owner.does(delete(doomed.endpoint.row))
+    gate.does(hold_sweeps)
     charging = sweeper.starts(sweep())
-    sweeper.waits_for(owner)
+    sweeper.waits_for(gate)
+    owner.does(delete(doomed.endpoint.row))
     owner.does(commit)
+    gate.does(rollback)
 
     assert charging.result(PATIENCE) == [Wake(kept.pair, earlier + 1)]
     sweeper.does(commit)
     assert {pair: row.nudges for pair, row in world.stalls().items()} == {kept.pair: earlier + 1}
+
+
+def test_an_endpoint_changed_between_snapshot_and_charge_is_charged_all_the_same(
+    world: World, actor: Stage, sweeps_pause: None
+) -> None:
+    inbox = world.queue()
+    inbox.pending(age="1h")
+    gate, sweeper, owner = actor("gate"), actor("sweeper"), actor("owner")
+
+    gate.does(hold_sweeps)
+    charging = sweeper.starts(sweep())
+    sweeper.waits_for(gate)
+    owner.does(rescope(inbox.endpoint.row))
+    owner.does(commit)
+    gate.does(rollback)
+
+    assert charging.result(PATIENCE) == [Wake(inbox.pair, 1)]
 
 
 @pytest.mark.parametrize("earlier", [0, 1])
@@ -275,22 +295,26 @@ def test_a_sweep_waits_for_nobody_who_changes_an_endpoint(world: World, actor: S
     assert {pair: row.nudges for pair, row in world.stalls().items()} == {inbox.pair: earlier + 1}
 
 
-def test_an_endpoint_changed_between_snapshot_and_charge_is_charged_all_the_same(
-    world: World, actor: Stage
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_a_sweep_waits_for_nobody_who_deletes_endpoints_so_neither_can_deadlock(
+    world: World, actor: Stage, earlier: int
 ) -> None:
-    first, second = world.queue(), world.queue()
-    first.pending(age="2h")
-    second.pending(age="1h")
-    sweeper, owner, other = actor("sweeper"), actor("owner"), actor("other")
+    first, second = in_key_order(world.queue(), world.queue())
+    for pair, age in ((first, "1h"), (second, "2h")):
+        pair.pending(age=age)
+        if earlier:
+            pair.nudged(earlier, ago="20m")
+    sweeper, owner = actor("sweeper"), actor("owner")
 
     owner.does(delete(first.endpoint.row))
-    charging = sweeper.starts(sweep())
-    sweeper.waits_for(owner)
-    other.does(rescope(second.endpoint.row))
-    other.does(commit)
-    owner.does(rollback)
+    assert sweeper.does(sweep()) == [Wake(second.pair, earlier + 1)]
+    deleting = owner.starts(delete(second.endpoint.row))
+    owner.waits_for(sweeper)
+    sweeper.does(commit)
+    deleting.result(PATIENCE)
 
-    assert charging.result(PATIENCE) == [Wake(pair.pair, 1) for pair in (first, second)]
+    owner.does(rollback)
+    assert sweeper.does(sweep()) == [Wake(first.pair, earlier + 1)]
 
 
 def test_an_endpoint_that_a_charge_holds_is_deleted_after_it_without_deadlock(

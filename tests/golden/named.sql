@@ -162,7 +162,7 @@ charged AS (
             SELECT endpoints.id AS id
             FROM endpoints
             WHERE endpoints.id = due.endpoint_id
-            LIMIT 1 FOR KEY SHARE
+            LIMIT 1 FOR KEY SHARE SKIP LOCKED
         ) AS held ON true
     ) AS standing
     ORDER BY standing.endpoint_id, standing.queue

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
-from sqlalchemy import func, inspect, text, update
+from sqlalchemy import func, inspect, select, text, update
 from sqlalchemy.orm import Session
 from support.builders import NOW, duration
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from support.builders import QueueBuilder
 
     from switchboard_stall import Base, StallPolicy
+
+PAUSE: Final = 20261201
+"""The advisory lock behind ``hold_sweeps``."""
 
 commit = Session.commit
 rollback = Session.rollback
@@ -79,6 +82,11 @@ def delete(row: Base) -> Callable[[Session], object]:
         session.flush()
 
     return act
+
+
+def hold_sweeps(session: Session) -> None:
+    """Let whoever sweeps where ``sweeps_pause`` is wait between its snapshot and its charge."""
+    session.execute(select(func.pg_advisory_xact_lock(PAUSE)))
 
 
 def rescope(row: Endpoint) -> Callable[[Session], object]:

@@ -51,7 +51,7 @@ def build_partitioned(connection: Connection) -> None:
             f"CREATE TABLE {table} (LIKE flat INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"
             " PARTITION BY HASH (endpoint_id)",
             "DROP TABLE flat",
-            f"ALTER TABLE {table} ADD CONSTRAINT pk_{table} PRIMARY KEY (endpoint_id, id)",
+            f"ALTER TABLE {table} ADD CONSTRAINT pk_{table} PRIMARY KEY (id, endpoint_id)",
             *keys,
             *(
                 f"CREATE TABLE {table}_{number} PARTITION OF {table}"
