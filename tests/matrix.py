@@ -322,13 +322,15 @@ def main() -> int:
     arguments.add_argument("--quick", action="store_true", help="a handful of rows, of the conformance suite")
     arguments.add_argument("--write", action="store_true", help=f"put the rows into {TABLE.name}")
     arguments.add_argument("--suite", help="these tests in every row, instead of the row's own")
-    arguments.add_argument("--only", default="", help="the rows whose name holds this text")
+    arguments.add_argument(
+        "--only", action="append", default=[], help="the rows whose name holds this text; may be given again"
+    )
     arguments.add_argument("--jobs", type=int, default=2, help="rows at a time (2)")
     told = arguments.parse_args()
     if told.write and (told.quick or told.suite):
         arguments.error("--write is for the rows with their own tests: leave out --quick and --suite")
     CACHE.mkdir(exist_ok=True)
-    chosen = [row for row in rows(told.quick) if told.only in row.says]
+    chosen = [row for row in rows(told.quick) if not told.only or any(text in row.says for text in told.only)]
     if told.suite:
         chosen = [evolve(row, tests=(told.suite,)) for row in chosen]
     # Two at a time may want the same package.
