@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from attrs import frozen
-from sqlalchemy import NullPool, create_engine, delete, func, select, text, update
+from sqlalchemy import NullPool, create_engine, func, select, text, update
 from sqlalchemy.orm import Session
 from support.backlogs import fill
 from support.builders import NOW, World
@@ -74,13 +74,9 @@ def crowd(request: pytest.FixtureRequest, server: DatabaseServer, template: str)
         endpoint, other = world.endpoint(scope=["inbox", "other"]), world.endpoint()
         lease = NOW + timedelta(days=1)
         if request.param == "of others":
-            lapsed = NOW - timedelta(hours=1)
-            fill(engine, other.id, EACH, state="claimed", owner="worker", lease_expires_at=lapsed)
-            fill(engine, other.id, EACH, state="failed", next_retry_at=lapsed)
+            fill(engine, other.id, EACH, state="done", claimed_at=NOW - timedelta(days=1))
+            fill(engine, other.id, EACH)
             vacuum(engine, "VACUUM (ANALYZE)", Todo)
-            with engine.begin() as connection:
-                connection.execute(delete(Todo))
-            vacuum(engine, "VACUUM", Todo)
         fill(engine, endpoint.id, EACH, state="done", claimed_at=NOW - timedelta(days=1))
         if request.param == NOTHING_MOVED:
             vacuum(engine, "VACUUM (ANALYZE)", Todo)
