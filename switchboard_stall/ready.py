@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias
 
 from attrs import define, field
 from sqlalchemy import event, inspect
@@ -55,10 +55,17 @@ def detached(todo: Todo) -> Todo:
 
     :raises sqlalchemy.orm.exc.DetachedInstanceError: a column is not loaded and ``todo`` has no session.
     """
-    columns = inspect(Todo).column_attrs.keys()
-    copy = Todo(**{name: getattr(todo, name) for name in columns})
-    make_transient_to_detached(copy)
-    return copy
+    return detached_of({each.key: getattr(todo, each.key) for each in inspect(Todo).column_attrs})
+
+
+def detached_of(columns: Mapping[str, Any]) -> Todo:
+    """Return a todo of these values that belongs to no session, as if it had been loaded and let go.
+
+    :param columns: a value for each column, by its attribute's name.
+    """
+    todo = Todo(**columns)
+    make_transient_to_detached(todo)
+    return todo
 
 
 def announce(session: Session, todo: Todo, reason: Reason) -> None:

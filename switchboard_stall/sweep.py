@@ -9,12 +9,11 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
-from sqlalchemy.orm import make_transient_to_detached
 
 from switchboard_stall.clock import check_instant
 from switchboard_stall.models import Todo
 from switchboard_stall.plans import connection_of, forget_old_plans
-from switchboard_stall.ready import after_commit, announce, reason_for
+from switchboard_stall.ready import after_commit, announce, detached_of, reason_for
 from switchboard_stall.schedule import STALL_POLICY, StallPolicy
 from switchboard_stall.statement import nudge_statement
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Select
     from sqlalchemy.orm import Session
-
 
 _log = logging.getLogger(__name__)
 _ANY_INSTANT: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -90,8 +88,7 @@ def nudge_stalled_queues(
     ).mappings()
     nudges = []
     for row in rows:
-        todo = Todo(**{column.key: row[column] for column in Todo.__table__.columns})
-        make_transient_to_detached(todo)
+        todo = detached_of({column.key: row[column] for column in Todo.__table__.columns})
         nudge = Nudge(
             todo=todo,
             endpoint_id=todo.endpoint_id,
